@@ -196,7 +196,7 @@ def test_a_delivery_limit(ch: BlockingChannel, name: Name, set_policy: SetPolicy
     while (got := ch.basic_get(queue))[0] is not None:
         returned += 1
         assert returned <= 2
-        ch.basic_nack(got[0].delivery_tag, requeue=True)
+        ch.basic_reject(got[0].delivery_tag, requeue=True)
     assert returned == 2
 
 
@@ -271,7 +271,7 @@ INVALID: list[tuple[dict[str, Any], str]] = [
     ({"definition": {"message-ttl": -1}}, "-1 is not a valid message TTL"),
     ({"definition": {"expires": 0}}, "0 is not a valid queue expiry"),
     ({"definition": {"overflow": 1}}, "1 is not a valid overflow value"),
-    ({"definition": {"delivery-limit": -1}}, "-1 is not a valid delivery limit"),
+    ({"definition": {"delivery-limit": "x"}}, '&lt;&lt;"x"&gt;&gt; is not a valid delivery limit'),
     ({"definition": {"dead-letter-exchange": 1}}, "1 is not a valid dead letter exchange name"),
     ({"definition": {"dead-letter-routing-key": 1}}, "1 is not a valid dead letter routing key"),
     ({"definition": {"dead-letter-strategy": 1}}, "1 is not a valid dead letter strategy"),

@@ -232,7 +232,7 @@ def test_delivery_count_and_redelivered(ch: BlockingChannel, name: Name) -> None
     for _ in range(3):
         delivery = inbox.one()
         seen.append((delivery.redelivered, delivery.headers.get("x-delivery-count")))
-        ch.basic_nack(delivery.tag, requeue=True)
+        ch.basic_reject(delivery.tag, requeue=True)
     assert seen == [(False, None), (True, 1), (True, 2)]
 
 
@@ -337,7 +337,7 @@ def test_the_delivery_limit_drops(ch: BlockingChannel, name: Name) -> None:
     confirmed(ch, queue, b"m")
     inbox = Inbox(ch, queue)
     for _ in range(3):
-        ch.basic_nack(inbox.one().tag, requeue=True)
+        ch.basic_reject(inbox.one().tag, requeue=True)
     inbox.nothing_more()
 
 
@@ -348,7 +348,7 @@ def test_the_delivery_limit_dead_letters(ch: BlockingChannel, name: Name) -> Non
     confirmed(ch, queue, b"m")
     inbox = Inbox(ch, queue)
     for _ in range(2):
-        ch.basic_nack(inbox.one().tag, requeue=True)
+        ch.basic_reject(inbox.one().tag, requeue=True)
     delivery = wait_get(ch, dead)
     death = delivery.headers["x-death"][0]
     assert (death["reason"], death["queue"], death["count"]) == ("delivery_limit", queue, 1)
@@ -362,7 +362,7 @@ def test_the_delivery_limit_is_20_unless_given(ch: BlockingChannel, name: Name) 
     confirmed(ch, queue, b"m")
     inbox = Inbox(ch, queue)
     for _ in range(21):
-        ch.basic_nack(inbox.one().tag, requeue=True)
+        ch.basic_reject(inbox.one().tag, requeue=True)
     assert wait_get(ch, dead).headers["x-death"][0]["reason"] == "delivery_limit"
 
 

@@ -31,6 +31,9 @@ class _Nobody:
 
     def consumer_lost(self, key: object) -> None: ...
 
+    def more_marks(self, count: int) -> list[int]:
+        raise NotImplementedError
+
     def renew(self) -> None: ...
 
     def sealed(self) -> None: ...

@@ -33,6 +33,8 @@ class Leftover:
         self._turn = turn
         self._consumers: list[Consumer] = machine.consumers.drop_all()
         self._runs: list[deque[Run]] = machine.ready.drop_all()
+        if machine.delayed.count:
+            self._runs.append(machine.delayed.drop_all())
 
     def free(self) -> None:
         """Free all of it, now or soon."""

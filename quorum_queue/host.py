@@ -14,7 +14,7 @@ from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 from quorum_queue.message_status.answers import NO_RECORD
-from quorum_queue.ports import EXCLUSIVE, Got, Hosted, KeptParts, Preparing, Refused, Turn
+from quorum_queue.ports import EXCLUSIVE, Got, Hosted, KeptParts, Order, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]
 
@@ -128,6 +128,18 @@ class QueueHost:
     @property
     def parts(self) -> KeptParts | None:
         """The parts of transactions that the queue keeps, if its state is here."""
+        return None
+
+    @property
+    def delayed_count(self) -> int:
+        """Number of returned messages that wait before they are ready again."""
+        return 0
+
+    def counts(self) -> tuple[int, int, int, int]:
+        host: Any = self
+        return host.consumer_count, host.ready_count, host.unacked_count, 0
+
+    def order(self) -> Order | None:
         return None
 
     @property

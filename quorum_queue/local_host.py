@@ -18,6 +18,7 @@ from quorum_queue.empty import NO_DEQUE, NO_DICT, NO_LIST
 from quorum_queue.freeing import Leftover
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.machine import codec
+from quorum_queue.machine.attributes import RANK_MAX, RANK_PLAIN, rank_of
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.parts import READY, Parts
@@ -32,6 +33,7 @@ from quorum_queue.memory import MemoryBudget, ReadAhead
 from quorum_queue.message_status import answers
 from quorum_queue.message_status import journal as status_journal
 from quorum_queue.message_status.journal import StatusJournal, Stored
+from quorum_queue.notes import encode_note, mark_of
 from quorum_queue.pages import Pages
 from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
 from quorum_queue.ports import (
@@ -43,6 +45,7 @@ from quorum_queue.ports import (
     Journal,
     Marks,
     NoTransactions,
+    Order,
     Refused,
     Timers,
     Turn,
@@ -210,7 +213,18 @@ class LocalHost(DeadLettering):
 
     @property
     def ready_bytes(self) -> int:
-        return self.machine.ready.bytes
+        return self.machine.ready.bytes + self.machine.delayed.bytes
+
+    @property
+    def delayed_count(self) -> int:
+        return self.machine.delayed.count
+
+    def counts(self) -> tuple[int, int, int, int]:
+        machine = self.machine
+        return machine.consumers.count, machine.ready.count, machine.unacked_count, machine.delayed.count
+
+    def order(self) -> Order:
+        return Order.of(self.machine, self.services.queue_time.now_ms())
 
     @property
     def unacked_count(self) -> int:
@@ -436,6 +450,8 @@ class LocalHost(DeadLettering):
         services.memory.used += effects.accepted_bytes
         wrote = False
         if effects.enqueued:
+            if self.machine.ready.strict and len(self.marks) == 1:
+                self._mark_ranks(effects.enqueued)
             wrote = self._journal_enqueued(effects.enqueued)
         if effects.names and self._names is not None:
             self._names.note(now_ms, effects.names)
@@ -449,9 +465,9 @@ class LocalHost(DeadLettering):
             self._deliver(effects)
         if self.journalled:
             for run in effects.returned:
-                for seq in run.seqs if run.attributes.persistent else ():
-                    services.journal.annotate(self.queue_id, seq, run.attempts.to_bytes(4, "big"))
-                    wrote = True
+                wrote = self._annotate(run, 0) or wrote
+            for due_ms, run in effects.delayed:
+                wrote = self._annotate(run, due_ms) or wrote
         if effects.dead_letters:
             self._send_dead_letters(effects)
         if effects.settled:
@@ -516,6 +532,17 @@ class LocalHost(DeadLettering):
             self.queue.messages_changed(told)
         return record.journal is not None and record.journal.note()
 
+    def _annotate(self, run: Run, due_ms: int) -> bool:
+        """Write the counts of returned messages, and until when they wait; return whether anything was
+        written.
+        """
+        if not run.attributes.persistent:
+            return False
+        note = encode_note(run, due_ms)
+        for seq in run.seqs:
+            self.services.journal.annotate(self.queue_id, seq, note)
+        return True
+
     def _forget_gets(self, commands: list[Command]) -> None:
         """Answer no gets of a channel that closes."""
         gone = [command[1] for command in commands if command[0] == "detach"]
@@ -572,8 +599,23 @@ class LocalHost(DeadLettering):
         encoded = codec.encode(batch)
         self.services.journal.append(self.queue_id, first, stop - first, encoded, codec.HEAD_PARTS)
 
+    def _mark_ranks(self, enqueued: list[Run]) -> None:
+        """Get a mark for each rank before the first message of another rank than most: its record is written
+        together with the message.
+        """
+        if all(rank_of(run.attributes.priority) == RANK_PLAIN for run in enqueued):
+            return
+        slots = self.queue.more_marks(RANK_MAX)
+        # A mark of all messages that were here before.
+        before = self.services.marks.get(self.marks[0])
+        if before > 0:
+            for slot in slots[1:]:
+                self.services.marks.mark(slot, before)
+        self.marks = slots
+        self._marked = [*(self._marked or [0]), *[max(before, 0)] * RANK_MAX]
+
     def _mark(self, run: Run) -> None:
-        level = min(run.attributes.priority, len(self.marks) - 1)
+        level = mark_of(run.attributes.priority, len(self.marks), strict=self.machine.ready.strict)
         if level < 0:
             return
         if not self._marked:

@@ -106,7 +106,7 @@ class Paging(QueueHost):
         levels = self.machine.ready.levels
         # Keep the next messages: they may have been read a moment ago.
         heads = [level.returned[0] for level in levels if level.returned]
-        for runs in (*held, *(level.returned for level in levels)):
+        for runs in (*held, *(level.returned for level in levels), *self.machine.delayed.lists()):
             for run in reversed(runs):
                 looked_at += 1
                 if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:

@@ -76,7 +76,12 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
             found = None if names is None else [names[seq - low] for seq in run.seqs]
             part.add_messages(run, found)
     for verb, spans in acked:
-        runs = [run for low, high in spans for run in machine.ready.take_positions(low, high)]
+        runs: list[Run] = []
+        for low, high in spans:
+            runs += machine.ready.take_positions(low, high)
+            if machine.delayed.count:
+                # It may have come back and waited before it was delivered last.
+                runs += machine.delayed.take_positions(low, high)
         part.add_settled(verb, runs)
     machine.parts.put(part)
     machine.parts.next_position = max(machine.parts.next_position, position + 1)

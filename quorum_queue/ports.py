@@ -8,6 +8,7 @@ from typing import Any, Final, Literal, NamedTuple, Protocol
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
+from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.record.states import (
     Found,
@@ -250,6 +251,32 @@ class Named(Protocol):
     def name(self) -> str: ...
 
 
+class Order(NamedTuple):
+    """What the order of a queue's deliveries depends on."""
+
+    #: True if the queue has strict priorities; else the next two are empty.
+    strict: bool
+    #: The number of ready messages of each priority that has any.
+    by_rank: dict[int, int]
+    #: The number of messages that came back.
+    returned: int
+    #: In how many ms the first and the last waiting message are ready again.
+    next_ms: int | None
+    last_ms: int | None
+
+    @classmethod
+    def of(cls, machine: Machine, now_ms: int) -> Order:
+        ready, delayed = machine.ready, machine.delayed
+        first, last = delayed.next_ms, delayed.last_ms
+        return cls(
+            ready.strict,
+            ready.by_rank,
+            ready.returned_count,
+            None if first is None else first - now_ms,
+            None if last is None else last - now_ms,
+        )
+
+
 class Hosted(Named, Protocol):
     """The topology's queue, as its host notifies it."""
 
@@ -264,6 +291,9 @@ class Hosted(Named, Protocol):
 
     def consumers_lost(self) -> None:
         """All consumers of this node have lost their places in the queue."""
+
+    def more_marks(self, count: int) -> list[int]:
+        """Get so many more slots of delivered marks for the queue; return all of them."""
 
     def consumer_lost(self, key: Any) -> None:
         """A consumer of this node has lost its place in the queue."""
@@ -366,7 +396,18 @@ class Host(Recipient, Protocol):
     def ready_count(self) -> int: ...
 
     @property
-    def ready_bytes(self) -> int: ...
+    def ready_bytes(self) -> int:
+        """Bytes of the ready messages, and of those that wait."""
+
+    @property
+    def delayed_count(self) -> int:
+        """Number of returned messages that wait before they are ready again. Known where the machine is."""
+
+    def counts(self) -> tuple[int, int, int, int]:
+        """Return the numbers of consumers, and of ready, unacked and delayed messages, in one call."""
+
+    def order(self) -> Order | None:
+        """Return what the order of deliveries depends on, if the machine is here."""
 
     @property
     def unacked_count(self) -> int: ...

@@ -55,6 +55,7 @@ PRINTED = {
     "docs/clients.md": ["job 0\njob 1\njob 2\n", "all of them\n", ""],
     "docs/transactions.md": ["1\n"],
     "docs/exchanges.md": ["web.error\nweb.error.timeout\n"],
+    "docs/queues.md": ["waits: None\njob failed: 1\n"],
     "docs/confirms.md": ["safe\nno queue\n"],
 }
 #: Programs that are not mqd's.
@@ -432,7 +433,7 @@ def test_blocks_are_right() -> None:
 )
 @pytest.mark.usefixtures("elsewhere")
 def test_what_is_wrong_is_found(language: str, text: str) -> None:
-    assert check(Block("docs/queues.md", 1, language, text + "\n", "")) is not None
+    assert check(Block("docs/policies.md", 1, language, text + "\n", "")) is not None
 
 
 def test_commands_of_a_shell_text() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 from amqp_server.broker.access.access import Access
@@ -75,6 +75,8 @@ class Broker:
         #: Generation of routes: raised by each change that may affect where a message goes, or whether it may
         #: go there.
         self.generation = 0
+        #: A consumer has this timeout, ms; see amqp_server.connection.ack_timeout.
+        self.timeout_noted: Callable[[int], None] = _nothing
         self.access = Access(config, metadata, clock, self.changed)
         self.access.permissions.changed_in = self._permissions_changed
         self.vhost_records = Vhosts(metadata, vhosts_max=config.vhosts_max, changed=self.changed)
@@ -255,3 +257,6 @@ class Broker:
 
 
 __all__ = ["Broker"]
+
+
+def _nothing(timeout_ms: int) -> None: ...

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from pamqp import commands
 
 from amqp_server.broker import declared_memory, group_members
+from amqp_server.broker.declared import argument_checks
 from amqp_server.broker.reply import PSEUDO_QUEUE, ReplyHost
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Traffic
@@ -99,6 +100,11 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         prefetch=channel.prefetch,
     )
     subscription.arguments = arguments
+    if "x-consumer-timeout" in arguments and queue.type.knows_failures:
+        subscription.timeout_own_ms = _consumer_timeout(channel, queue.name, arguments)
+    timeout_ms = subscription.timeout_ms
+    if timeout_ms:
+        channel.broker.timeout_noted(timeout_ms)
     if queue.type.is_stream:
         types = argument_types(channel)
         subscription.start = parse_consumer_start(arguments, types, place_of(queue))
@@ -203,6 +209,17 @@ def _consumer_priority(channel: Channel, queue: str, arguments: dict[str, object
             f'"expected integer, got {kind}"'
         )
     return priority
+
+
+def _consumer_timeout(channel: Channel, queue: str, arguments: dict[str, object]) -> int:
+    value = arguments["x-consumer-timeout"]
+    kind = argument_types(channel).get("x-consumer-timeout") or tables.type_name(value)
+    try:
+        return argument_checks.lease_ms(value, kind)
+    except argument_checks.Invalid as invalid:
+        raise PreconditionFailed(
+            f"invalid arg 'x-consumer-timeout' for queue '{queue}' in vhost '{channel.vhost.name}': {invalid}"
+        ) from None
 
 
 def _consume_replies(channel: Channel, method: commands.Basic.Consume, tag: str) -> None:
@@ -332,7 +349,8 @@ def nack(channel: Channel, method: commands.Basic.Nack) -> None:
 
 
 def reject(channel: Channel, method: commands.Basic.Reject) -> None:
-    verb = "return" if method.requeue else "discard"
+    # As in RabbitMQ 4.3 a nack only gives the message back.
+    verb = "fail" if method.requeue else "discard"
     _acknowledge(channel, verb, method.delivery_tag or 0, multiple=False)
 
 

@@ -22,6 +22,8 @@ from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import AccessRefused, PreconditionFailed
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Segment
+from quorum_queue.cluster.queues.guests import ALL_IDS
+from quorum_queue.machine import versions
 from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
@@ -180,7 +182,7 @@ class Channel:
         """
         if high and not self.unacked.holds(high):
             raise UnknownTag(high, [])
-        if verb == "return":
+        if verb in ("return", "fail"):
             # Deliver nothing to this channel before all parts are returned; otherwise the first parts would
             # be delivered again at once.
             self.window.close()
@@ -213,9 +215,16 @@ class Channel:
             pieces = by_holder(pieces)
         for holder, low, high, _ in pieces:
             host = holder.queue.host
-            host.pending.append((verb, holder.key, low, high))
+            host.pending.append((self.verb_for(verb, holder.queue), holder.key, low, high))
             scheduled[host] = None
         self.settled(verb, pieces)
+
+    def verb_for(self, verb: str, queue: Queue) -> str:
+        """Return how a queue is told: not all of them count failed deliveries apart from returns."""
+        if verb != "fail":
+            return verb
+        counted = self.broker.replication.version >= versions.FAILURES
+        return "fail" if counted and queue.type.knows_failures else "return"
 
     def settled(self, verb: str, pieces: list[Piece]) -> None:
         """Count deliveries that the client does not hold any more."""
@@ -297,6 +306,23 @@ class Channel:
                 if subscription.attached and self.connection.client.can("consumer_cancel_notify"):
                     self.cancelled_by_broker(subscription)
 
+    def time_out(self, subscription: Subscription) -> bool:
+        """Cancel a consumer that has held a delivery for too long; what it holds goes back to its queue, and
+        acks of it mean nothing any more. Return False if the client cannot hear of it.
+        """
+        if not self.connection.client.can("consumer_cancel_notify"):
+            return False
+        subscription.timed_out, subscription.revoked = True, "the consumer has timed out"
+        known = self.subscriptions.get(subscription.tag) is subscription
+        self.forget(subscription)
+        key = subscription.key
+        subscription.queue.host.submit(
+            ("pause", key, True), ("return", key, 0, ALL_IDS), ("detach", key, True)
+        )
+        if known and subscription.attached:
+            self.cancelled_by_broker(subscription)
+        return True
+
     def cancelled_by_broker(self, subscription: Subscription) -> None:
         """Tell the client that a consumer is gone; a client that waits for delete-ok hears it afterwards."""
         frame = method_frame(self.number, commands.Basic.Cancel(subscription.tag, True))
@@ -357,7 +383,7 @@ class Channel:
 
     def _return(self, pieces: list[Piece]) -> None:
         for holder, low, high, _ in by_holder(pieces):
-            holder.queue.host.submit(("return", holder.key, low, high))
+            holder.queue.host.submit((self.verb_for("fail", holder.queue), holder.key, low, high))
 
     def close(self) -> None:
         """Return all unacked deliveries, drop the open transaction, and detach all consumers. Queues apply

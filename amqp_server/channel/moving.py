@@ -13,6 +13,7 @@ from amqp_server.channel.publish import expiration_ms, publish
 from amqp_server.wire import content, frames
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
+from quorum_queue.machine.attributes import priority_of
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -35,7 +36,7 @@ def publish_unchanged(
     large = len(body) > SMALL_FRAME - frames.OVERHEAD or len(payload) > SMALL_FRAME - 512
     attributes = connection.incoming.publisher.attributes(
         properties.persistent,
-        properties.octet("priority") or 0,
+        priority_of(properties.octet("priority")),
         expiration_ms(properties.text("expiration")),
         channel.number,
         large,

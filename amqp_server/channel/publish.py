@@ -28,7 +28,7 @@ from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from exchanges.router import Depends, Route
 from quorum_queue.machine import versions
-from quorum_queue.machine.attributes import MAJORITY
+from quorum_queue.machine.attributes import MAJORITY, priority_of
 from quorum_queue.machine.run import LargeRun, Run
 from quorum_queue.ports import Preparing, Recipient
 
@@ -280,7 +280,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     elif changed and content.header_of(item) != kept:
         item = content.with_header(item, kept, channel.number)
     attributes = connection.incoming.publisher.attributes(
-        properties.persistent, properties.octet("priority") or 0, ttl_ms, channel.number, large, level
+        properties.persistent, priority_of(properties.octet("priority")), ttl_ms, channel.number, large, level
     )
     segment = Segment(target, attributes)
     segment.contents.append(item)

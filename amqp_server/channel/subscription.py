@@ -41,6 +41,8 @@ class Subscription:
         "start",
         "tag",
         "template",
+        "timed_out",
+        "timeout_own_ms",
         "traffic",
         "unacked",
         "wanted",
@@ -65,6 +67,9 @@ class Subscription:
         self.unacked = 0
         self.left = False
         self.arguments: dict[str, object] = {}
+        #: Its own limit of time without an ack, and whether it has passed.
+        self.timeout_own_ms: int | None = None
+        self.timed_out = False
         #: Where a stream's consumer begins, and its filter.
         self.start: Start = NEXT
         self.wanted: Wanted | None = None
@@ -81,6 +86,24 @@ class Subscription:
     def access(self) -> str:
         """The key of the client's permissions."""
         return self.channel.connection.client.access
+
+    @property
+    def timeout_ms(self) -> int | None:
+        """How long it may hold a delivery without an ack before it is cancelled, 0 for ever; None: the
+        timeout of channels counts.
+        """
+        kind = self.queue.type
+        if kind.is_group or self.timed_out:
+            # Groups have a timeout of their own.
+            return 0
+        if kind.is_stream:
+            return None
+        if self.timeout_own_ms is not None:
+            return self.timeout_own_ms
+        declared = self.queue.effective.consumer_timeout_ms
+        if declared is not None or not kind.strict:
+            return declared
+        return self.channel.broker.config.consumer_timeout_ms
 
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
@@ -101,7 +124,7 @@ class Subscription:
         if run.redelivered:
             channel.traffic.redeliver += count
             self.traffic.redeliver += count
-        if run.attempts and self.queue.type.counts_deliveries:
+        if (run.attempts or run.acquired) and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
             channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
@@ -205,6 +228,11 @@ class Getter:
         self.traffic = queue.counted()
         self.key = (channel.connection.number, channel.number, None, no_ack)
 
+    @property
+    def timeout_ms(self) -> int | None:
+        """As of a subscription."""
+        return 0 if self.queue.type.is_group else None
+
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """The client of this get is gone. The message is requeued when the channel closes."""
 
@@ -228,7 +256,7 @@ class Getter:
         if run.redelivered:
             channel.traffic.redeliver += 1
             self.traffic.redeliver += 1
-        if run.attempts and self.queue.type.counts_deliveries:
+        if (run.attempts or run.acquired) and self.queue.type.counts_deliveries:
             count_deliveries(run, channel.connection.limits.frame_max)
         if channel.vhost.tracing:
             channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
@@ -236,17 +264,21 @@ class Getter:
 
 
 def count_deliveries(run: Run, frame_max: int) -> None:
-    """Add the x-delivery-count header that quorum queues give to messages that were delivered before."""
+    """Add the headers that quorum queues give to messages that were delivered before: how many deliveries
+    failed, and how often the message came back.
+    """
     assert run.contents is not None
+    added: dict[bytes, bytes | None] = {
+        name: b"l" + count.to_bytes(8, "big")
+        for name, count in ((b"x-acquired-count", run.acquired), (b"x-delivery-count", run.attempts))
+        if count
+    }
     counted: list[bytes] = []
     for index, item in enumerate(run.contents):
         attributes = run.attributes_of(index)
         payload, body = content.split(item)
         properties = content.Properties.parse(payload)
-        value = b"l" + run.attempts.to_bytes(8, "big")
-        properties.raw["headers"] = tables.replaced(
-            properties.raw.get("headers", b""), {b"x-delivery-count": value}
-        )
+        properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), added)
         size = max(attributes.frame_bytes, frames.FRAME_BYTES_MIN)
         counted.append(content.build(properties.encode(len(body)), body, attributes.channel, size))
     run.contents = counted

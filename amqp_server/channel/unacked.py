@@ -212,16 +212,13 @@ class Unacked:
         """The number of runs."""
         return len(self._starts)
 
-    def has_below(self, tag: int) -> bool:
-        """True if a delivery with a lower tag is unacked. Deliveries of consumer groups do not count: groups
-        have their own timeout.
-        """
+    def first_tags(self) -> dict[Any, int]:
+        """Return the lowest unacked tag of each holder."""
+        found: dict[Any, int] = {}
         for start, run in zip(self._starts, self._runs, strict=True):
-            if start >= tag:
-                return False
-            if not run[1].queue.type.is_group:
-                return True
-        return False
+            if run[1] not in found:
+                found[run[1]] = start
+        return found
 
     def holds(self, tag: int) -> bool:
         """True if this tag is unacked."""

@@ -133,6 +133,9 @@ class ClusterHosts:
             self._groups.drop(queue_id)
         self._groups.replicas.gone(queue_id)
 
+    def more_marks(self, queue: Queue, count: int) -> list[int]:
+        return self._local.more_marks(queue, count)
+
     def configure(self, queue: Queue) -> None:
         queue_id = queue.queue_id
         # Both hosts exist while the queue moves from one to the other.

@@ -45,6 +45,7 @@ BINDINGS = {
 
 CONSUMERS = {
     "x-priority": ("classic, quorum", "integer", "consumers with a higher number get messages first, while they have credit"),
+    "x-consumer-timeout": ("classic, quorum", "ms, 1 and more", "[how long](../queues.md#consumer-timeout) the consumer may hold a message without an ack"),
     "x-stream-offset": (
         "stream", "`first`, `last`, `next`, an offset, a timestamp, an age such as `1h`, `committed`",
         "[place where the consumer begins](../streams.md#consuming)",
@@ -76,7 +77,11 @@ DELIVERED = {
         "`rejected`, `expired`, `maxlen`, `delivery_limit`",
         "reason of its first death",
     ),
-    "x-delivery-count": ("integer", "how often the message was returned (quorum queues and consumer groups)"),
+    "x-acquired-count": ("integer", "how often the message came back, for whatever reason (quorum queues)"),
+    "x-delivery-count": (
+        "integer",
+        "how often its delivery failed (quorum queues), or how often it came back (consumer groups)",
+    ),
     "x-stream-offset": ("integer", "offset of the message in the stream"),
     "x-stream": ("text", "partition of the message (consumer groups)"),
     "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),

@@ -17,7 +17,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from amqp_server.wire import confirm_level, shapes, tables
-from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
+from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
 from quorum_queue.machine.run import Attributes
 
 _HEADER: Final = struct.Struct(">BHIHHQH")
@@ -384,7 +384,7 @@ class Publisher:
                 offset += 1
             priority = 0
             if flags & PRIORITY:
-                priority = data[offset]
+                priority = data[offset] or PRIORITY_ZERO
                 offset += 1
             ttl_ms: int | None = None
             if flags & (_PLAIN_TAIL | REPLY_TO | EXPIRATION | USER_ID):

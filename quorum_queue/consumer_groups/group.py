@@ -427,10 +427,10 @@ class Group:
         portions = member.take_all()
         if verb == "settle":
             self._settle(portions)
-        elif verb == "return":
-            self._give_back(portions)
-        else:
+        elif verb == "discard":
             self._discard(portions)
+        else:
+            self._give_back(portions)
 
     def _discard(self, portions: list[Portion]) -> None:
         for portion in portions:

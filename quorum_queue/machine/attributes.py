@@ -11,12 +11,32 @@ LEADER: Final = 1
 ALL: Final = 2
 
 
+#: The `priority` of attributes for a message whose property `priority` is 0; it is 0 without the property.
+PRIORITY_ZERO: Final = -1
+#: Ranks in a queue with strict priorities, 0 to RANK_MAX: that of messages without the property, and one
+#: above all others, for messages that came back.
+RANK_PLAIN: Final = 4
+RANK_MAX: Final = 31
+RANK_RETURNED: Final = RANK_MAX + 1
+
+
+def priority_of(octet: int | None) -> int:
+    """Return a message's priority from its property."""
+    return 0 if octet is None else octet or PRIORITY_ZERO
+
+
+def rank_of(priority: int) -> int:
+    """Return the rank of a message with this priority in a queue with strict priorities."""
+    return RANK_PLAIN if priority == 0 else 0 if priority < 0 else min(priority, RANK_MAX)
+
+
 class Attributes(NamedTuple):
     """Properties of a message that the machine and the edge need without
     decoding it. Whole runs share them.
     """
 
     persistent: bool = False
+    #: See `priority_of`.
     priority: int = 0
     #: Per-message time to live in ms, from the expiration property.
     ttl_ms: int | None = None

@@ -14,15 +14,18 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Final
 
+from quorum_queue.machine.attributes import PRIORITY_ZERO
 from quorum_queue.machine.run import Attributes, Run
 
 VERSION: Final = 2
 #: Number of the first parts returned by `encode` that `decode_heads` needs.
 HEAD_PARTS: Final = 2
 _PREFIX: Final = struct.Struct(">BI")
-#: messages, mixed heads?, persistent?, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at
+#: messages, mixed heads?, flags, priority, ttl_ms (-1 none), channel, frame_bytes, overhead, expires_at
 #: (-1 none), bytes of heads
-_RUN: Final = struct.Struct(">I??BqHIIqI")
+_RUN: Final = struct.Struct(">I?BBqHIIqI")
+#: Flags; the second one: the message has a priority, and it is 0.
+_PERSISTENT, _PRIORITY_ZERO = 1, 2
 
 
 class CodecError(Exception):
@@ -41,8 +44,8 @@ def encode(runs: list[Run]) -> list[bytes]:
             _RUN.pack(
                 len(run.seqs),
                 run.heads is not None,
-                attributes.persistent,
-                attributes.priority,
+                attributes.persistent | (_PRIORITY_ZERO if attributes.priority < 0 else 0),
+                max(attributes.priority, 0),
                 -1 if attributes.ttl_ms is None else attributes.ttl_ms,
                 attributes.channel,
                 attributes.frame_bytes,
@@ -77,9 +80,11 @@ def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
     runs: list[Run] = []
     seq = first_seq
     for fields, routing, sizes in _runs(head):
-        count, mixed, persistent, priority, ttl_ms, channel, frame_bytes, overhead, expires_at, _ = fields
+        count, mixed, flags, priority, ttl_ms, channel, frame_bytes, overhead, expires_at, _ = fields
         ttl = None if ttl_ms < 0 else ttl_ms
-        attributes = Attributes(persistent, priority, ttl, channel, frame_bytes, overhead)
+        if flags & _PRIORITY_ZERO:
+            priority = PRIORITY_ZERO
+        attributes = Attributes(bool(flags & _PERSISTENT), priority, ttl, channel, frame_bytes, overhead)
         run = Run(
             range(seq, seq + count), None, b"", attributes, None if expires_at < 0 else expires_at, sum(sizes)
         )

@@ -31,6 +31,7 @@ class Effects:
         "confirmed",
         "consumers_gone",
         "dead_letters",
+        "delayed",
         "deliveries",
         "duplicates",
         "enqueued",
@@ -118,6 +119,8 @@ class Effects:
         self.dead_letters: list[tuple[Run, Reason]] = []
         #: Returned runs that were counted against the delivery limit.
         self.returned: list[Run] = []
+        #: Returned runs that wait, with the time at which they are due.
+        self.delayed: list[tuple[int, Run]] = []
         #: Messages that left the queue for good: their entries may be deleted.
         self.settled: list[Run] = []
         #: The machine needs a tick at this time (ms).

@@ -20,7 +20,7 @@ import msgspec
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed
-from quorum_queue.machine.attributes import ATTRIBUTES
+from quorum_queue.machine.attributes import ATTRIBUTES, PRIORITY_ZERO
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
@@ -51,8 +51,11 @@ _WITH_LETTER: Final = 16
 #: Position of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
-#: From versions.RECORD on: message-ids come after the names, of which the length comes first.
-_WITH_MESSAGE_IDS: Final = 128
+#: In the length of the ids, from versions.RECORD on: message-ids come after the names, of which the length
+#: comes first.
+_WITH_MESSAGE_IDS: Final = 1 << 31
+#: The messages have a priority, and it is 0. Earlier versions ignore it.
+_PRIORITY_ZERO: Final = 128
 #: verb, key, first and last delivery id
 _RANGE: Final = struct.Struct(">BIQQ")
 _RANGE_BYTES: Final = 21
@@ -96,7 +99,9 @@ _V_PREPARE: Final = 21
 _V_RESOLVE: Final = 22
 #: From versions.RECORD on. Only in batches for a queue's home, not in the log.
 _V_STATUS: Final = 23
-_RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD}
+#: From versions.FAILURES on.
+_V_FAIL: Final = 24
+_RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD, "fail": _V_FAIL}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
 _VALUE_NAMES = {verb: name for name, verb in _VALUES.items()}
@@ -212,9 +217,12 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
     if rest:
         named, ids = _encode_names(rest[0])
         flags |= named
+    with_ids = 0
     if message_ids is not None:
-        flags |= _WITH_MESSAGE_IDS
+        with_ids = _WITH_MESSAGE_IDS
         ids = b"".join((_NAMES.pack(len(ids)), ids, *map(framed, message_ids)))
+    if attributes.priority < 0:
+        flags |= _PRIORITY_ZERO
     if levels:
         flags |= attributes.confirm_level << _LEVEL_SHIFT
     head = _ENQUEUE.pack(
@@ -223,13 +231,13 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
         first,
         len(run.contents),
         flags,
-        attributes.priority,
+        max(attributes.priority, 0),
         -1 if attributes.ttl_ms is None else attributes.ttl_ms,
         attributes.channel,
         attributes.frame_bytes,
         attributes.overhead,
         len(routing),
-        len(ids),
+        len(ids) | with_ids,
     )
     return [head, routing, ids]
 
@@ -347,7 +355,7 @@ def _attributes_of(packed_fields: bytes) -> Attributes:
         flags, priority, ttl_ms, channel, frame_bytes, overhead = _ATTRIBUTES.unpack(packed_fields)
         known = ATTRIBUTES[flags >> _LEVEL_SHIFT & _LEVEL_MASK](
             bool(flags & _PERSISTENT),
-            priority,
+            PRIORITY_ZERO if flags & _PRIORITY_ZERO else priority,
             None if ttl_ms < 0 else ttl_ms,
             channel,
             frame_bytes,
@@ -390,7 +398,7 @@ class _Decoder:
             verb = data[self._offset]
             if verb == _V_ENQUEUE:
                 commands.append(self._enqueue())
-            elif verb in (_V_SETTLE, _V_RETURN, _V_DISCARD):
+            elif verb in _RANGE_NAMES:
                 found: tuple[int, int, int, int] = _RANGE.unpack_from(data, self._offset)
                 self._offset += _RANGE_BYTES
                 commands.append((_RANGE_NAMES[verb], keys[found[1]], found[2], found[3]))
@@ -423,7 +431,7 @@ class _Decoder:
         verb = self._data[self._offset] if self._offset < len(self._data) else 0
         if verb == _V_ENQUEUE:
             return self._enqueue()
-        if verb not in (_V_SETTLE, _V_RETURN, _V_DISCARD):
+        if verb not in (_V_SETTLE, _V_RETURN, _V_DISCARD, _V_FAIL):
             raise CodecError(f"a part of a transaction has a command with the number {verb}")
         found: tuple[int, int, int, int] = _RANGE.unpack_from(self._data, self._offset)
         self._offset += _RANGE_BYTES
@@ -448,8 +456,8 @@ class _Decoder:
         if flags & _MIXED:
             run.head, run.heads = b"", unframed(routing, count)
         publisher = origin - 1 if origin else None
-        block = self._take(ids)
-        if not flags & _WITH_MESSAGE_IDS:
+        block = self._take(ids & ~_WITH_MESSAGE_IDS)
+        if not ids & _WITH_MESSAGE_IDS:
             if flags & _WITH_LETTER:
                 return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(block))
             if not flags & (_WITH_IDS | _WITH_SEQUENCE):

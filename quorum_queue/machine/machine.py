@@ -17,6 +17,7 @@ Commands are tuples whose first field names them:
     ("window", key, Window)                           on a replica: the window's limit, 0 for none
     ("settle", key, low, high)                        done with these deliveries
     ("return", key, low, high)                        put them back to their places
+    ("fail", key, low, high)                          the same, and their delivery counts as failed
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
@@ -38,12 +39,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import accumulate
+from operator import attrgetter
 from typing import Any, Final, NamedTuple
 
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
+from quorum_queue.machine.delayed import NO_DELAYED, Delayed, wait_ms
 from quorum_queue.machine.effects import GONE, Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
@@ -90,6 +93,8 @@ LATEST_MS: Final = (1 << 62) - 1
 #: Most messages that one entry of a log drops because they have expired or exceed a limit, beyond those that
 #: it brings.
 DROPS_MAX: Final = 4096
+#: Most runs whose wait ends in one batch.
+DUE_RUNS_MAX: Final = 2048
 #: Attributes as they are in a queue, by those that messages came with.
 _deadlined: Final[dict[Attributes, Attributes]] = {}
 _persistent: Final[dict[Attributes, Attributes]] = {}
@@ -110,6 +115,7 @@ class Machine:
         "consumers",
         "dead_lettering",
         "dedup",
+        "delayed",
         "frozen",
         "held_from",
         "holds",
@@ -134,7 +140,10 @@ class Machine:
         self.next_seq = next_seq
         #: The moments of which snapshots are being made.
         self.frozen = Frozen()
-        self.ready = Ready(settings.priority_max, self.frozen)
+        strict = settings.strict and version >= versions.PRIORITIES
+        self.ready = Ready(settings.priority_max, self.frozen, strict=strict)
+        #: Messages that came back and wait before they are ready again.
+        self.delayed: Delayed = NO_DELAYED
         self.consumers = Consumers(single_active=settings.single_active_consumer, keeper=self.frozen)
         self.unacked_count = self.unacked_bytes = 0
         #: Dead letters that wait until their targets have them, by position (at-least-once only).
@@ -185,7 +194,12 @@ class Machine:
 
     def finish(self, meta: Meta, effects: Effects) -> None:
         """Hand out ready messages to consumers with room."""
+        if self.delayed.count:
+            self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)
+        next_ms = self.delayed.next_ms
+        if next_ms is not None and (effects.wake_at is None or next_ms < effects.wake_at):
+            effects.wake_at = next_ms
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return
@@ -196,9 +210,31 @@ class Machine:
 
     @property
     def due_ms(self) -> int | None:
-        """The time when the next message expires; the effects of the last batch have it, too."""
-        head = self.ready.head()
-        return None if head is None else head.due
+        """The time when the next message expires, or a wait ends; effects of the last batch have it, too."""
+        found = self.delayed.next_ms
+        for head in self._heads():
+            due = head.due
+            if due is not None and (found is None or due < found):
+                found = due
+        return found
+
+    def _heads(self) -> list[Run]:
+        """Return the messages of which the next one may expire."""
+        if not self.ready.strict:
+            head = self.ready.head()
+            return [] if head is None else [head]
+        heads = [level.head() for level in self.ready.levels]
+        return [head for head in heads if head is not None]
+
+    def _end_waits(self, meta: Meta, effects: Effects) -> None:
+        """Make messages ready whose wait is over."""
+        runs = self.delayed.take(meta.now_ms, DUE_RUNS_MAX)
+        if runs:
+            self.ready.put_back(runs)
+            if len(runs) == DUE_RUNS_MAX:
+                effects.more = True
+            if not self.delayed.count:
+                self.delayed = NO_DELAYED
 
     def _use(self, meta: Meta, effects: Effects) -> None:
         self.last_used_ms = meta.now_ms
@@ -324,6 +360,22 @@ class Machine:
     def _raise_version(self, meta: Meta, command: Command, effects: Effects) -> None:
         self.version = max(self.version, command[1])
         self._configure_record(meta.now_ms)
+        self._be_strict()
+
+    def begin_again(self) -> None:
+        """Be a queue of the first version: all messages are ready, in the order in which they came."""
+        runs = [*self.ready.clear(), *self.delayed.clear()]
+        self.version = versions.FIRST
+        self.ready = Ready(self.settings.priority_max, self.frozen)
+        self.ready.put_back([run for run in runs if run.redelivered])
+        for run in sorted(runs, key=attrgetter("seqs.start")):
+            if not run.redelivered:
+                self.ready.push(run)
+
+    def _be_strict(self) -> None:
+        """Order messages by their ranks if the queue does that from now on."""
+        if self.settings.strict and self.version >= versions.PRIORITIES and not self.ready.strict:
+            self.ready.be_strict()
 
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
         """Take the messages, and put them at the end."""
@@ -365,15 +417,15 @@ class Machine:
             self.unlimited = True
             return
         while ready.count:
-            over = 0 if settings.max_length is None else ready.count - settings.max_length
+            over = 0 if settings.max_length is None else self._kept_count() - settings.max_length
             limit = MAX_LENGTH
             if over <= 0:
                 limit = MAX_LENGTH_BYTES
-                if settings.max_length_bytes is None or ready.bytes <= settings.max_length_bytes:
+                if settings.max_length_bytes is None or self._kept_bytes() <= settings.max_length_bytes:
                     return
                 head = ready.head()
                 assert head is not None
-                over = head.count_of_bytes(ready.bytes - settings.max_length_bytes)
+                over = head.count_of_bytes(self._kept_bytes() - settings.max_length_bytes)
             may = new + effects.expires_left
             if may <= 0:
                 effects.more = True
@@ -384,9 +436,16 @@ class Machine:
             new = max(new - count, 0)
             self._discard(dropped, "maxlen", effects, limit)
 
+    def _kept_count(self) -> int:
+        """Return how many messages a limit counts: those that are ready, and those that will be again."""
+        return self.ready.count + self.delayed.count
+
+    def _kept_bytes(self) -> int:
+        return self.ready.bytes + self.delayed.bytes
+
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
         """Take the messages that fit, one by one near the limit, and refuse the others."""
-        settings, ready = self.settings, self.ready
+        settings = self.settings
         limit = settings.max_length_bytes
         sizes = _counted_sizes(run) if limit is not None and self.version >= versions.FITTING else None
         rest: Run | None = run
@@ -394,11 +453,12 @@ class Machine:
         while rest is not None:
             room = refused = len(rest.seqs)
             if settings.max_length is not None:
-                room = min(room, settings.max_length - ready.count - self.parts.count + self._awaited())
+                kept = self._kept_count() + self.parts.count
+                room = min(room, settings.max_length - kept + self._awaited())
             reason = REFUSED_LENGTH if room <= 0 else REFUSED_BYTES
             if limit is not None and room > 0:
                 if sizes is None:
-                    room = min(room, 1 if ready.bytes + self.parts.message_bytes < limit else 0)
+                    room = min(room, 1 if self._kept_bytes() + self.parts.message_bytes < limit else 0)
                 else:
                     left = limit - self._waiting_bytes()
                     fits = total = 0
@@ -431,11 +491,13 @@ class Machine:
             first += count
 
     def _waiting_bytes(self) -> int:
-        """Return the bytes of ready messages, except those that are held and that consumers have room for,
-        and those of transactions.
+        """Return the bytes that a limit counts, without ready messages that are held and that consumers have
+        room for.
         """
-        ready, pended = self.ready, self.parts.message_bytes
-        return pended if self.holds and self._awaited() >= ready.count else ready.bytes + pended
+        pended = self.parts.message_bytes
+        if self.holds and self._awaited() >= self.ready.count:
+            return self.delayed.bytes + pended
+        return self._kept_bytes() + pended
 
     def _awaited(self) -> int:
         """Return how many of the held messages consumers have room for."""
@@ -477,7 +539,7 @@ class Machine:
                     continue
                 length = head.before_over(self._limit(head, meta))
             if not consumers.count:
-                if head.expires_at is None:
+                if head.expires_at is None and not ready.strict:
                     return
                 break
             length = min(length, BURST_MESSAGES - effects.burst_messages)
@@ -547,9 +609,13 @@ class Machine:
     def _expire(self, meta: Meta, effects: Effects, *, whole: bool = False) -> None:
         """Drop expired messages at the head of the queue, and say when the next one will be due.
 
-        As in RabbitMQ a message expires only at the head: in a priority queue behind no other message.
+        As in RabbitMQ a message expires only at the head: in a priority queue behind no other message, and in
+        a queue with strict priorities at the head of its rank.
         """
         ready = self.ready
+        if ready.strict and len(ready.levels) > 1:
+            self._expire_ranks(meta, effects, whole=whole)
+            return
         while ready.count:
             level = ready.head_level(self.held_from)
             head = level.head() if level is not None else None
@@ -570,6 +636,32 @@ class Machine:
             else:
                 self._pop_expired(level, over, effects)
 
+    def _expire_ranks(self, meta: Meta, effects: Effects, *, whole: bool) -> None:
+        """Drop expired messages at the head of each rank."""
+        ready, wake_at = self.ready, NEVER
+        first = ready.head_level(self.held_from)
+        for level in reversed(ready.levels):
+            while (head := level.head()) is not None and head.seqs.start < self.held_from:
+                due = head.due
+                if due is None:
+                    break
+                if due > meta.now_ms:
+                    wake_at = min(wake_at, due)
+                    break
+                # The host reads the bodies of the first rank only, before they are needed.
+                if level is first and self._letter_waits(head, effects):
+                    break
+                over = head.over(meta.now_ms)
+                if whole:
+                    self._discard(ready.pop(level, over), "expired", effects)
+                elif effects.expires_left <= 0:
+                    effects.more = True
+                    return
+                else:
+                    self._pop_expired(level, over, effects)
+        if wake_at < NEVER:
+            effects.wake_at = wake_at
+
     def _letter_waits(self, head: Run, effects: Effects) -> bool:
         """True if an expired head becomes a dead letter whose body must be read first."""
         if not effects.in_memory or head.contents is not None or not self.settings.dead_letter:
@@ -579,6 +671,8 @@ class Machine:
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
+        if self.delayed.count:
+            self._end_waits(meta, effects)
         self._expire(meta, effects, whole=True)
         consumer: Consumer = command[1]
         level = self.ready.head_level(self.held_from)
@@ -631,28 +725,51 @@ class Machine:
             effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(self._take(command), effects)
+        self._give_back(meta, self._take(command), effects, failed=False)
 
-    def _give_back(self, runs: list[Run], effects: Effects) -> None:
-        limit = self.settings.delivery_limit
+    def _fail(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self._give_back(meta, self._take(command), effects, failed=True)
+
+    def _give_back(self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool) -> None:
+        """Take messages back from a consumer, for others or to wait."""
+        settings, strict = self.settings, self.ready.strict
+        limit = settings.delivery_limit
+        waits = settings.retry_type != "disabled" and self.version >= versions.RETRIES
         kept: list[Run] = []
         for run in runs:
             if self.frozen.active:
                 self.frozen.keep(run)
             run.redelivered = True
-            if limit is not None:
+            if strict:
+                run.acquired += 1
+            if strict or waits:
+                run.attempts += failed
+            elif limit is not None:
                 run.attempts += 1
-                if run.attempts > limit:
-                    self._discard(run, "delivery_limit", effects)
-                    continue
-                effects.returned.append(_as_delivered(run))
+            if limit is not None and run.attempts > limit:
+                self._discard(run, "delivery_limit", effects)
+                continue
             if self.record is not None:
                 self.record.changed(run.seqs, QUEUED)
+            wait = wait_ms(settings, run.attempts, failed=failed) if waits else 0
+            if wait:
+                due_ms = min(meta.now_ms + wait, LATEST_MS)
+                effects.delayed.append((due_ms, _as_delivered(run)))
+                self.delay(due_ms, run)
+                continue
+            if strict or waits or limit is not None:
+                effects.returned.append(_as_delivered(run))
             kept.append(run)
         if kept:
             self.ready.put_back(kept)
-            if self.settings.overflow == "drop-head":
-                self._drop_over_limit(effects)
+        if (kept or self.delayed.count) and self.settings.overflow == "drop-head":
+            self._drop_over_limit(effects)
+
+    def delay(self, due_ms: int, run: Run) -> None:
+        """Let messages that came back wait until this time."""
+        if self.delayed is NO_DELAYED:
+            self.delayed = Delayed(self.frozen)
+        self.delayed.add(due_ms, run)
 
     def _reject(self, meta: Meta, command: Command, effects: Effects) -> None:
         for run in self._take(command):
@@ -693,6 +810,8 @@ class Machine:
         """Remove messages whose bodies are lost, wherever they are: they cannot be delivered."""
         _, low, high = command
         lost = self.ready.take_positions(low, high)
+        if self.delayed.count:
+            lost += self.delayed.take_positions(low, high)
         for consumer in self.consumers.in_turn():
             if self.frozen.active:
                 self.frozen.keep_consumer(consumer)
@@ -771,18 +890,18 @@ class Machine:
             # The transaction is over this queue alone.
             self._take_effect(meta, part, effects)
         if outcome != READY:
-            self._undo(transaction, effects)
+            self._undo(meta, transaction, effects)
         effects.prepared.append((token, transaction, outcome))
 
     def _has_room_for_parts(self, part: Part) -> bool:
         """Return whether the queue has room for all parts; it only refuses one with messages."""
-        settings, ready, parts = self.settings, self.ready, self.parts
+        settings, parts = self.settings, self.parts
         if settings.overflow == "drop-head" or not part.count:
             return True
-        if settings.max_length is not None and ready.count + parts.count > settings.max_length:
+        if settings.max_length is not None and self._kept_count() + parts.count > settings.max_length:
             return False
         limit = settings.max_length_bytes
-        return limit is None or ready.bytes + parts.message_bytes <= limit
+        return limit is None or self._kept_bytes() + parts.message_bytes <= limit
 
     def _resolve(self, meta: Meta, command: Command, effects: Effects) -> None:
         """The transaction is decided: its part takes effect, or nothing of it does."""
@@ -794,7 +913,7 @@ class Machine:
         if committed:
             self._take_effect(meta, part, effects)
         else:
-            self._undo(transaction, effects)
+            self._undo(meta, transaction, effects)
 
     def _take_effect(self, meta: Meta, part: Part, effects: Effects) -> None:
         """Let the messages of a part into the queue, then do what it does with deliveries."""
@@ -815,8 +934,8 @@ class Machine:
                         record.changed(run.seqs, ACKNOWLEDGED)
                 if effects.wants_acked:
                     effects.acked += runs
-            elif verb == "return":
-                self._give_back(runs, effects)
+            elif verb != "discard":
+                self._give_back(meta, runs, effects, failed=verb == "fail")
             else:
                 for run in runs:
                     self._discard(run, "rejected", effects)
@@ -839,7 +958,7 @@ class Machine:
                 if self.record is not None:
                     self.record.changed(single.seqs, DUPLICATE)
 
-    def _undo(self, transaction: TransactionId, effects: Effects) -> None:
+    def _undo(self, meta: Meta, transaction: TransactionId, effects: Effects) -> None:
         """Forget a part: its messages never were in the queue, and the deliveries that it acks go back."""
         part = self.parts.by_id.get(transaction)
         if part is None:
@@ -850,7 +969,8 @@ class Machine:
             for run, _ in part.enqueued:
                 self.record.changed(run.seqs, ABORTED)
         for _, runs in part.settled:
-            self._give_back(runs, effects)
+            # That the transaction came to nothing is no failure of the messages that it took.
+            self._give_back(meta, runs, effects, failed=False)
 
     def _let_out(self, part: Part, effects: Effects) -> None:
         self.parts.take(part.transaction)
@@ -880,9 +1000,11 @@ class Machine:
         self._use(meta, effects)
         consumer = self.consumers.by_key.get(key)
         if consumer is not None:
-            self._let_go(consumer, effects, requeue=requeue)
+            self._let_go(meta, consumer, effects, requeue=requeue, failed=True)
 
-    def _let_go(self, consumer: Consumer, effects: Effects, *, requeue: bool) -> None:
+    def _let_go(
+        self, meta: Meta, consumer: Consumer, effects: Effects, *, requeue: bool, failed: bool
+    ) -> None:
         key = consumer.key
         if self.frozen.active:
             self.frozen.keep_consumer(consumer)
@@ -892,7 +1014,7 @@ class Machine:
             # others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
-            self._give_back(runs, effects)
+            self._give_back(meta, runs, effects, failed=failed)
         self.consumers.by_key.pop(key, None)
         if consumer.checkout.count:
             # Move it to the end: in the order of detaching, as in a snapshot.
@@ -902,12 +1024,13 @@ class Machine:
         _, node, incarnation = command
         for part in self.parts.of_starts(node, incarnation):
             # The rest of it will not come.
-            self._undo(part.transaction, effects)
+            self._undo(meta, part.transaction, effects)
         for consumer in self.consumers.in_turn():
             if consumer.key[0] == node and consumer.key[1] <= incarnation:
                 self._use(meta, effects)
                 effects.consumers_gone.append(consumer.key)
-                self._let_go(consumer, effects, requeue=True)
+                # That a node is down is no failure of a delivery.
+                self._let_go(meta, consumer, effects, requeue=True, failed=False)
 
     def _touch(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
@@ -944,8 +1067,8 @@ class Machine:
     def _purge(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
         if len(command) > 1:
-            effects.purged.append((command[1], self.ready.count))
-        cleared = self.ready.clear()
+            effects.purged.append((command[1], self._kept_count()))
+        cleared = [*self.ready.clear(), *self.delayed.clear()]
         self._dropped(cleared, PURGED)
         effects.settled += cleared
 
@@ -956,6 +1079,7 @@ class Machine:
             priority_max=self.settings.priority_max,
             single_active_consumer=self.settings.single_active_consumer,
         )
+        self._be_strict()
         if self.dedup is None or not self.settings.deduplicates:
             self.dedup = _dedup(self.settings)
         else:
@@ -988,10 +1112,10 @@ class Machine:
             found = outcome(
                 condition,
                 consumers=self.consumers.count,
-                ready=self.ready.count + self.parts.count,
+                ready=self._kept_count() + self.parts.count,
                 expired=lease_ms is not None and meta.now_ms >= self.last_used_ms + lease_ms,
             )
-        effects.seals.append((token, Sealed(found, self.ready.count)))
+        effects.seals.append((token, Sealed(found, self._kept_count())))
         self.sealed = self.sealed or found == SEALED
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
@@ -1055,7 +1179,7 @@ def _as_delivered(run: Run) -> Run:
         copy.kinds, copy.table = run.kinds[:], run.table
     if run.deadlines is not None:
         copy.deadlines = run.deadlines[:]
-    copy.redelivered, copy.attempts = run.redelivered, run.attempts
+    copy.redelivered, copy.attempts, copy.acquired = run.redelivered, run.attempts, run.acquired
     return copy
 
 
@@ -1079,6 +1203,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "prefetch": Machine._prefetch,
     "settle": Machine._settle,
     "return": Machine._return,
+    "fail": Machine._fail,
     "discard": Machine._reject,
     "get": Machine._get,
     "window": Machine._window,

@@ -2,6 +2,9 @@
 
 Returned messages always have smaller sequence numbers than messages that were never delivered (a level is
 delivered from its head only), so a level is two lists: `returned`, then `main`.
+
+A queue with strict priorities has a level for each rank that its messages have, and above them one with the
+returned messages, in the order of their return: as in RabbitMQ, they have no priority any more.
 """
 
 from __future__ import annotations
@@ -13,7 +16,8 @@ from itertools import chain, islice
 from operator import attrgetter
 from typing import Final
 
-from quorum_queue.empty import NO_LIST
+from quorum_queue.empty import NO_DICT, NO_LIST
+from quorum_queue.machine.attributes import RANK_RETURNED, rank_of
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.run import Run
 
@@ -135,6 +139,20 @@ class Level:
         pool.sort(key=_by_position)
         self.returned = deque(self._joined(_disjoint(pool)))
 
+    def put_behind(self, runs: list[Run]) -> None:
+        """Return runs behind those that were returned before, whatever their positions are."""
+        returned = self.returned
+        for run in runs:
+            run.ready = True
+            if returned:
+                last = returned[-1]
+                if self.keeper.active:
+                    self.keeper.keep(last)
+                if last.absorb(run):
+                    run.ready = False
+                    continue
+            returned.append(run)
+
     def _joined(self, pool: list[Run]) -> Iterator[Run]:
         """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
         keeper = self.keeper
@@ -180,14 +198,16 @@ class Level:
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions out of both lists."""
         taken: list[Run] = []
-        self.returned = deque(_without(self.returned, low, high, taken, self.keeper))
-        self.main = deque(_without(self.main, low, high, taken, self.keeper))
+        self.returned = deque(without_positions(self.returned, low, high, taken, self.keeper))
+        self.main = deque(without_positions(self.main, low, high, taken, self.keeper))
         if taken:
             self.resident = deque(run for run in self.main if run.in_memory)
         return taken
 
 
-def _without(runs: Iterable[Run], low: int, high: int, taken: list[Run], keeper: Keeper) -> Iterator[Run]:
+def without_positions(
+    runs: Iterable[Run], low: int, high: int, taken: list[Run], keeper: Keeper
+) -> Iterator[Run]:
     """Yield the runs without the taken messages, and put those into `taken`."""
     for run in runs:
         first, stop = run.within(low, high)
@@ -230,21 +250,66 @@ def _disjoint(pool: list[Run]) -> list[Run]:
 class Ready:
     """All ready messages of a queue."""
 
-    __slots__ = ("bytes", "count", "keeper", "levels", "priority_max")
+    __slots__ = ("_by_rank", "bytes", "count", "keeper", "levels", "priority_max", "strict")
 
-    def __init__(self, priority_max: int = 0, keeper: Keeper = NO_KEEPER) -> None:
+    def __init__(self, priority_max: int = 0, keeper: Keeper = NO_KEEPER, *, strict: bool = False) -> None:
         self.keeper = keeper
         self.priority_max = priority_max
+        #: True if messages have ranks; see quorum_queue.machine.attributes.
+        self.strict = strict
         #: Levels, lowest priority first. Created with the first message, because an empty deque takes 700
         #: bytes.
         self.levels: list[Level] = NO_LIST
+        self._by_rank: dict[int, Level] = NO_DICT
         self.count = 0
         self.bytes = 0
 
     def _level(self, priority: int) -> Level:
+        if self.strict:
+            return self._ranked(rank_of(priority))
         if not self.levels:
             self.levels = [Level(self.keeper) for _ in range(self.priority_max + 1)]
-        return self.levels[min(priority, self.priority_max)]
+        return self.levels[max(0, min(priority, self.priority_max))]
+
+    def _ranked(self, rank: int) -> Level:
+        """Return the level of this rank. Most queues only ever need one or two."""
+        level = self._by_rank.get(rank)
+        if level is None:
+            if not self.levels:
+                self.levels, self._by_rank = [], {}
+            level = self._by_rank[rank] = Level(self.keeper)
+            self.levels.insert(sum(below < rank for below in self._by_rank), level)
+        return level
+
+    def be_strict(self) -> None:
+        """From now on messages have ranks: put those that wait into their levels."""
+        levels, self.strict, self.levels = self.levels, True, NO_LIST
+        self.count = self.bytes = 0
+        for level in reversed(levels):
+            if level.returned:
+                self.put_back(list(level.returned))
+        for level in levels:
+            for run in level.main:
+                if run.packed is not None:
+                    run.unpack()
+                run.ready = False
+                for part in run.uniform():
+                    self.push(part)
+
+    @property
+    def by_rank(self) -> dict[int, int]:
+        """The number of messages of each rank that has any, without returned ones."""
+        return {
+            rank: count
+            for rank, level in sorted(self._by_rank.items())
+            if rank != RANK_RETURNED and (count := sum([len(run.seqs) for run in level.main]))
+        }
+
+    @property
+    def returned_count(self) -> int:
+        """The number of returned messages, of a queue with strict priorities."""
+        level = self._by_rank.get(RANK_RETURNED)
+        return 0 if level is None else sum([len(run.seqs) for run in level.returned])
 
     def push(self, run: Run, apart_from: int = 1 << 62) -> None:
         self.count += len(run.seqs)
@@ -261,12 +326,15 @@ class Ready:
         for run in runs:
             self.count += len(run.seqs)
             self.bytes += run.counted_bytes
+        if self.strict:
+            self._ranked(RANK_RETURNED).put_behind(runs)
+            return
         if self.priority_max == 0:
             self._level(0).put_back(runs)
             return
         grouped: dict[int, list[Run]] = {}
         for run in runs:
-            grouped.setdefault(min(run.attributes.priority, self.priority_max), []).append(run)
+            grouped.setdefault(max(0, min(run.attributes.priority, self.priority_max)), []).append(run)
         for priority, group in grouped.items():
             self._level(priority).put_back(group)
 
@@ -314,7 +382,7 @@ class Ready:
 
     def drop_all(self) -> list[deque[Run]]:
         """Forget all messages for good; return the objects that refer to them."""
-        levels, self.levels = self.levels, NO_LIST
+        levels, self.levels, self._by_rank = self.levels, NO_LIST, NO_DICT
         self.count = self.bytes = 0
         return [runs for level in levels for runs in (level.main, level.returned, level.resident) if runs]
 
@@ -323,6 +391,6 @@ class Ready:
         taken = list(self.runs())
         for run in taken:
             run.ready = False
-        self.levels = NO_LIST
+        self.levels, self._by_rank = NO_LIST, NO_DICT
         self.count = self.bytes = 0
         return taken

@@ -45,6 +45,7 @@ class Run:
     """
 
     __slots__ = (
+        "acquired",
         "attempts",
         "attributes",
         "contents",
@@ -87,8 +88,9 @@ class Run:
         self.expires_at = expires_at
         self.deadlines: array[int] | None = None
         self.redelivered = False
-        #: How often each message was delivered and returned (counted by a delivery limit).
-        self.attempts = 0
+        #: How often each message came back because a delivery failed (counted by a delivery limit), and how
+        #: often it came back at all.
+        self.attempts = self.acquired = 0
         #: Bytes of all contents together.
         self.size = sum(map(len, contents)) if size < 0 and contents is not None else size
         #: All contents as one object, without the bytes that all begin with: then `sizes` has their lengths,
@@ -121,7 +123,7 @@ class Run:
     def _like(self, seqs: range) -> Run:
         run = Run(seqs, None, self.head, self.attributes, self.expires_at, 0)
         run.redelivered = self.redelivered
-        run.attempts = self.attempts
+        run.attempts, run.acquired = self.attempts, self.acquired
         run.spilled = self.spilled
         return run
 
@@ -290,6 +292,7 @@ class Run:
             or later.packed is not None
             or self.size + later.size > RUN_BYTES_MAX
             or self.attempts != later.attempts
+            or self.acquired != later.acquired
             or self.redelivered != later.redelivered
             or self.spilled is not later.spilled
             or self.seqs.step != 1

@@ -21,10 +21,20 @@ class Settings:
     dead_letter_at_least_once: bool = False
     priority_max: int = 0
     single_active_consumer: bool = False
+    #: True for quorum queues: priorities 0 to 31, whatever `priority_max` is; returned messages come first,
+    #: in the order of their return; failed deliveries are counted, and returns.
+    strict: bool = False
     #: True if every message goes to the log, whatever its delivery mode (quorum queues).
     keeps_all: bool = False
     #: Returns allowed for one message before it is dropped; None is unlimited.
     delivery_limit: int | None = None
+    #: Which returned messages wait before they are delivered again: all, those whose delivery failed, or the
+    #: others; how long at first, and how long at most.
+    retry_type: Literal["disabled", "all", "failed", "returned"] = "disabled"
+    retry_min_ms: int = 0
+    retry_max_ms: int = 0
+    #: True if the wait doubles with each failure; otherwise it grows by `retry_min_ms`.
+    retry_doubles: bool = False
     #: How long ids of messages are remembered for deduplication; None turns it off.
     deduplication_window_ms: int | None = None
     #: How many ids are remembered at most.

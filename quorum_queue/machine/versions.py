@@ -30,7 +30,8 @@ node only begins with the newest.
         than 64 MiB; limits of queues, exchanges and bindings hold when the topology applies a declaration;
         streams keep the offsets of their names, and refuse more names, until an operator deletes some; queues
         keep parts of transactions that are not decided, and the topology has the decisions; queues record
-        what became of messages
+        what became of messages; quorum queues have strict priorities, count failed deliveries apart from
+        returns, and may let returned messages wait
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -90,6 +91,14 @@ DROPS = 7
 
 #: Queues keep a record of messages, entries carry their ids, and nodes ask each other for them.
 RECORD = 7
+#: Quorum queues have strict priorities, 0 to 31, and returned messages come first, in the order of their
+#: return.
+PRIORITIES = 7
+#: Quorum queues count failed deliveries and returns apart, and batches may say which is which
+#: (("fail", …)).
+FAILURES = 7
+#: Returned messages may wait before they are delivered again.
+RETRIES = 7
 
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
@@ -119,6 +128,7 @@ __all__ = [
     "COLUMNS",
     "CONFIRM_LEVELS",
     "DROPS",
+    "FAILURES",
     "FEATURES",
     "FIRST",
     "FITTING",
@@ -131,7 +141,9 @@ __all__ = [
     "NEWEST",
     "PARAMETERS",
     "RECORD",
+    "PRIORITIES",
     "REMOVED",
+    "RETRIES",
     "RETURNED",
     "ROOM",
     "SEALS",

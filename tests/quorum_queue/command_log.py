@@ -33,6 +33,11 @@ def random_settings(random: Random) -> Settings:
         dead_letter_at_least_once=random.random() < 0.5,
         priority_max=random.choice([0, 2]),
         single_active_consumer=random.random() < 0.2,
+        strict=random.random() < 0.5,
+        retry_type=random.choice(["disabled", "disabled", "all", "failed", "returned"]),
+        retry_min_ms=random.choice([1, 3]),
+        retry_max_ms=random.choice([5, 9]),
+        retry_doubles=random.random() < 0.5,
         delivery_limit=random.choice([None, 0, 1, 3]),
     )
 
@@ -49,14 +54,14 @@ def random_log(random: Random, batches: int) -> list[Batch]:
 
 def _random_command(random: Random) -> Plain:
     verb = random.choice(
-        ["enqueue"] * 6 + ["settle", "return", "return", "discard"] * 2
+        ["enqueue"] * 6 + ["settle", "return", "return", "fail", "discard"] * 2
         + ["attach"] * 3 + ["detach", "pause", "prefetch", "get", "purge", "tick", "dead_lettered"]
     )  # fmt: skip
     key = random.choice(KEYS)
     if verb == "enqueue":
         ttl_ms = random.choice([None, None, None, 2, 20])
         head = random.choice([b"one", b"two"])
-        return verb, random.randint(1, 7), random.randint(0, 9), random.randint(0, 3), ttl_ms, head
+        return verb, random.randint(1, 7), random.randint(0, 9), random.randint(-1, 5), ttl_ms, head
     if verb == "attach":
         return verb, key, random.random() < 0.2, random.choice([0, 1, 2, 5]), random.choice([0, 0, 1])
     if verb == "detach":
@@ -65,7 +70,7 @@ def _random_command(random: Random) -> Plain:
         return verb, key, random.random() < 0.3
     if verb == "prefetch":
         return verb, key, random.choice([0, 1, 4])
-    if verb in ("settle", "return", "discard"):
+    if verb in ("settle", "return", "fail", "discard"):
         low = random.randint(0, 20)
         return verb, random.choice([*KEYS, GETTER]), low, low + random.choice([0, 1, 5, 40])
     if verb == "dead_lettered":
@@ -117,7 +122,7 @@ class Reader:
                 consumer.next_id = self.getter_id
                 self.getter_id += 1
             return verb, consumer
-        if verb in ("settle", "return", "discard"):
+        if verb in ("settle", "return", "fail", "discard"):
             # A client can't know a delivery from the same batch that has its command.
             _, key, low, high = command
             held = self.machine.consumers.by_key.get(key)
@@ -131,7 +136,7 @@ def told(effects: Effects) -> dict[str, Any]:
     for consumer, run, first_id in effects.deliveries:
         deliveries.setdefault(consumer.key, []).extend(
             (first_id + index, seq, sizes_of(run)[index], run.head_of(index), run.redelivered,
-             run.attempts, run.due_of(index))
+             run.attempts, run.acquired, run.due_of(index))
             for index, seq in enumerate(run.seqs)
         )  # fmt: skip
     return {
@@ -145,6 +150,7 @@ def told(effects: Effects) -> dict[str, Any]:
         ],
         "settled": sorted(seq for run in effects.settled for seq in run.seqs),
         "returned": [(seq, run.attempts) for run in effects.returned for seq in run.seqs],
+        "delayed": [(seq, due, run.attempts) for due, run in effects.delayed for seq in run.seqs],
         "wake_at": effects.wake_at,
         "more": effects.more,
     }

@@ -101,7 +101,7 @@ class Sender:
         if random.random() < 0.2:
             return self._part_of_transaction(random)
         verb = random.choice(
-            ["enqueue"] * 5 + ["enqueue_once"] * 3 + ["settle", "return", "return", "discard"] * 2
+            ["enqueue"] * 5 + ["enqueue_once"] * 3 + ["settle", "return", "return", "fail", "discard"] * 2
             + ["attach"] * 4
             + ["detach", "pause", "prefetch", "window", "get", "purge", "tick", "touch", "dead_lettered"]
             + ["configure"] * (random.random() < 0.2) + ["node_down"] * (random.random() < 0.4)
@@ -120,7 +120,7 @@ class Sender:
             return verb, key, random.random() < 0.5
         if verb in ("prefetch", "window"):
             return verb, key, random.choice([0, 1, 4])
-        if verb in ("settle", "return", "discard"):
+        if verb in ("settle", "return", "fail", "discard"):
             low = random.randint(0, 12)
             return verb, random.choice([key, (7, 1, None, 0)]), low, low + random.choice([0, 1, 5, 40])
         if verb == "dead_lettered":

@@ -23,11 +23,14 @@ class Message:
     attributes: Attributes
     expires_at: int | None
     attempts: int = 0
+    acquired: int = 0
     redelivered: bool = False
+    #: With strict priorities: how many came back before it.
+    turn: int = 0
 
     @property
     def place(self) -> tuple[int, int]:
-        return -self.level, self.seq
+        return -self.level, self.turn or self.seq
 
 
 @dataclass
@@ -69,9 +72,10 @@ class Outcome:
     """The effects of one batch."""
 
     accepted: list[int] = field(default_factory=list)
-    deliveries: dict[Key, list[tuple[int, int, bool, int]]] = field(default_factory=dict)
+    deliveries: dict[Key, list[tuple[int, int, bool, int, int]]] = field(default_factory=dict)
     confirmed: list[int] = field(default_factory=list)
     refused: list[int] = field(default_factory=list)
+    delayed: list[tuple[int, int, int]] = field(default_factory=list)
     dead_letters: list[tuple[bytes, str]] = field(default_factory=list)
     settled: list[int] = field(default_factory=list)
     returned: list[tuple[int, int]] = field(default_factory=list)
@@ -96,6 +100,9 @@ class ListModel:
         self.active: Holder | None = None
         self.window_limit = self.window_used = 0
         self.dead_lettering: dict[int, Message] = {}
+        #: Messages that wait before they are ready again: when they are due, their number, and the message.
+        self.delayed: list[tuple[int, int, Message]] = []
+        self.turns_back = 0
         self.outcome = Outcome()
         #: By position; and (id, state, reason, time) of messages that were refused.
         self.rows: dict[int, Row] = {}
@@ -155,29 +162,55 @@ class ListModel:
             attributes = attributes._replace(persistent=True)
         ttls = [ttl for ttl in (self.settings.message_ttl_ms, attributes.ttl_ms) if ttl is not None]
         expires_at = self.now + min(ttls) if ttls else None
-        level = min(attributes.priority, self.settings.priority_max)
+        if self.settings.strict:
+            level = {0: 4, -1: 0}.get(attributes.priority, min(attributes.priority, 31))
+        else:
+            level = max(0, min(attributes.priority, self.settings.priority_max))
         self.ready_again(Message(self.next_seq, level, content, head, attributes, expires_at))
         self.outcome.confirmed.append(number)
         self.outcome.accepted.append(self.next_seq)
         self.next_seq += 1
+
+    def come_back(self, message: Message) -> None:
+        if self.settings.strict:
+            self.turns_back += 1
+            message.level, message.turn = 32, self.turns_back
+        self.ready_again(message)
+
+    def end_waits(self) -> None:
+        while self.delayed and self.delayed[0][0] <= self.now:
+            self.come_back(self.delayed.pop(0)[2])
+
+    def wait_of(self, message: Message, failed: bool) -> int:
+        settings = self.settings
+        if settings.retry_type not in ("all", "failed" if failed else "returned"):
+            return 0
+        times = max(1, message.attempts)
+        grown = 2 ** (times - 1) if settings.retry_doubles else times
+        return min(settings.retry_min_ms * grown, settings.retry_max_ms)
 
     def ready_again(self, message: Message) -> None:
         insort(self.ready, message, key=lambda waiting: waiting.place)
 
     @property
     def ready_bytes(self) -> int:
-        return sum(len(message.content) - message.attributes.overhead for message in self.ready)
+        waiting = [message for _, _, message in self.delayed]
+        return sum(len(message.content) - message.attributes.overhead for message in self.ready + waiting)
+
+    @property
+    def kept_count(self) -> int:
+        return len(self.ready) + len(self.delayed)
 
     def is_full(self, added_bytes: int) -> bool:
         length, size = self.settings.max_length, self.settings.max_length_bytes
-        return (length is not None and len(self.ready) >= length) or (
+        return (length is not None and self.kept_count >= length) or (
             size is not None and self.ready_bytes + added_bytes > size
         )
 
     def drop_over_limit(self) -> None:
         length, size = self.settings.max_length, self.settings.max_length_bytes
         while self.ready and (
-            (length is not None and len(self.ready) > length)
+            (length is not None and self.kept_count > length)
             or (size is not None and self.ready_bytes > size)
         ):
             over = length is not None and len(self.ready) > length
@@ -220,11 +253,15 @@ class ListModel:
         self.turns = [holder for holder in self.turns if holder not in peers] + peers[cut:] + peers[:cut]
 
     def expire(self) -> None:
-        while self.ready and self.ready[0].expires_at is not None and self.ready[0].expires_at <= self.now:
-            self.drop(self.ready[0], "expired")
+        ranks = sorted({message.level for message in self.ready}, reverse=True)
+        for rank in ranks if self.settings.strict else [None]:
+            while head := next((each for each in self.ready if rank in (None, each.level)), None):
+                if head.expires_at is None or head.expires_at > self.now:
+                    break
+                self.drop(head, "expired")
 
     def hand(self, holder: Holder, message: Message) -> None:
-        delivery = holder.next_id, message.seq, message.redelivered, message.attempts
+        delivery = holder.next_id, message.seq, message.redelivered, message.attempts, message.acquired
         self.outcome.deliveries.setdefault(holder.key, []).append(delivery)
         self.became(message, "delivered", "", holder.key)
         if holder.no_ack:
@@ -236,6 +273,7 @@ class ListModel:
         holder.next_id += 1
 
     def get(self, holder: Holder) -> None:
+        self.end_waits()
         self.expire()
         if self.ready:
             if not holder.no_ack:
@@ -266,22 +304,30 @@ class ListModel:
         for message in self.take(key, low, high):
             self.gone(message, "rejected")
 
-    def put_back(self, key: Key, low: int, high: int) -> None:
+    def put_back(self, key: Key, low: int, high: int, failed: bool = False) -> None:
         messages = self.take(key, low, high)
-        limit = self.settings.delivery_limit
+        limit, strict = self.settings.delivery_limit, self.settings.strict
+        waits = self.settings.retry_type != "disabled"
         kept = 0
         for message in messages:
             message.redelivered = True
-            if limit is not None:
-                message.attempts += 1
-                if message.attempts > limit:
-                    self.gone(message, "delivery_limit")
-                    continue
-                self.outcome.returned.append((message.seq, message.attempts))
-            self.ready_again(message)
-            self.became(message, "queued")
+            message.acquired += strict
+            message.attempts += failed if strict or waits else limit is not None
+            if limit is not None and message.attempts > limit:
+                self.gone(message, "delivery_limit")
+                continue
             kept += 1
-        if kept and self.settings.overflow == "drop-head":
+            self.became(message, "queued")
+            wait = self.wait_of(message, failed)
+            if wait:
+                self.turns_back += 1
+                insort(self.delayed, (self.now + wait, self.turns_back, message), key=lambda each: each[:2])
+                self.outcome.delayed.append((message.seq, message.attempts, self.now + wait))
+                continue
+            if strict or waits or limit is not None:
+                self.outcome.returned.append((message.seq, message.attempts))
+            self.come_back(message)
+        if (kept or self.delayed) and self.settings.overflow == "drop-head":
             self.drop_over_limit()
 
     def drop(self, message: Message, reason: str, limit: str = "") -> None:
@@ -310,6 +356,10 @@ class ListModel:
             self.ready.remove(message)
             self.outcome.settled.append(message.seq)
             self.became(message, "dropped", "body lost on all disks")
+        for each in [each for each in self.delayed if low <= each[2].seq <= high]:
+            self.delayed.remove(each)
+            self.outcome.settled.append(each[2].seq)
+            self.became(each[2], "dropped", "body lost on all disks")
         for holder in list(self.holders.values()):
             ids = [delivery for delivery, message in holder.held.items() if low <= message.seq <= high]
             lost = [holder.held[delivery] for delivery in ids]
@@ -336,7 +386,7 @@ class ListModel:
         if self.active is None:
             self.active = holder
 
-    def detach(self, key: Key, requeue: bool) -> None:
+    def detach(self, key: Key, requeue: bool, failed: bool = True) -> None:
         holder = self.holders.get(key)
         if holder is None:
             return
@@ -345,7 +395,7 @@ class ListModel:
         if holder is self.active:
             self.active = max(self.turns, key=lambda other: other.priority, default=None)
         if requeue:
-            self.put_back(key, 0, UNLIMITED)
+            self.put_back(key, 0, UNLIMITED, failed)
         self.holders.pop(key, None)
         if holder.held:
             self.holders[key] = holder
@@ -355,7 +405,7 @@ class ListModel:
         for holder in attached + [held for held in self.holders.values() if not held.attached]:
             if holder.key[0] == node and holder.key[1] <= incarnation:
                 self.outcome.consumers_gone.append(holder.key)
-                self.detach(holder.key, True)
+                self.detach(holder.key, True, failed=False)
 
     def set_window(self, limit: int) -> None:
         for holder in self.turns:
@@ -363,8 +413,10 @@ class ListModel:
         self.window_limit = limit
 
     def purge(self, token: int) -> None:
-        self.outcome.purged.append((token, len(self.ready)))
+        self.outcome.purged.append((token, self.kept_count))
         self.outcome.settled += [message.seq for message in self.ready]
-        for message in self.ready:
+        for message in [*self.ready, *(each[2] for each in self.delayed)]:
             self.became(message, "dropped", "purged")
+        self.outcome.settled += [message.seq for _, _, message in self.delayed]
         self.ready.clear()
+        self.delayed.clear()

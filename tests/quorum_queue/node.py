@@ -193,7 +193,8 @@ class HostedQueue:
     name = "q"
     vhost = SimpleNamespace(name="/")
 
-    def __init__(self) -> None:
+    def __init__(self, marks: Marks, slots: list[int]) -> None:
+        self.marks, self.slots = marks, slots
         self.left: list[int] = []
         self.errors: list[Exception] = []
         #: Changes of messages, if its settings ask for events.
@@ -215,6 +216,9 @@ class HostedQueue:
     def consumers_lost(self) -> None: ...
 
     def consumer_lost(self, key: Any) -> None: ...
+
+    def more_marks(self, count: int) -> list[int]:
+        return [*self.slots, *(self.marks.allocate() for _ in range(count))]
 
     def host_failed(self, error: Exception) -> None:
         raise error
@@ -248,9 +252,11 @@ class QueueNode:
 
     def host(self, settings: Settings, *, journalled: bool) -> LocalHost:
         slots = [self.marks.allocate() for _ in range(settings.priority_max + 1)] if journalled else []
-        return LocalHost(
-            HostedQueue(), QUEUE_ID, Machine(settings), self.services, journalled=journalled, marks=slots
-        )
+        return self._local(Machine(settings), slots, journalled=journalled)
+
+    def _local(self, machine: Machine, slots: list[int], *, journalled: bool) -> LocalHost:
+        queue = HostedQueue(self.marks, slots)
+        return LocalHost(queue, QUEUE_ID, machine, self.services, journalled=journalled, marks=slots)
 
     def commit(self) -> None:
         """Make all submitted changes durable; the waiting confirms follow."""
@@ -266,7 +272,7 @@ class QueueNode:
         slots = list(self.marks.slots)
         settings = effective_settings(recovery.parsed_of(record), producers)
         machine = stored_queues.read_queue(record, settings, slots, self.services)
-        return LocalHost(HostedQueue(), QUEUE_ID, machine, self.services, journalled=True, marks=slots)
+        return self._local(machine, slots, journalled=True)
 
 
 def publish(
@@ -285,4 +291,5 @@ def resident_bytes(host: LocalHost) -> int:
     runs = list(machine.ready.runs())
     runs += [run for consumer in machine.consumers.by_key.values() for run in consumer.checkout.runs]
     runs += [run for run, _ in machine.dead_lettering.values()]
+    runs += list(machine.delayed.runs())
     return sum(sum(map(len, run.contents)) for run in runs if run.contents is not None)

@@ -8,9 +8,10 @@ import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
+from amqp_server.broker.declared.arguments import parse_queue_arguments
+from amqp_server.broker.declared.settings import effective_settings
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
-from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.node import Publisher, QueueNode, Receiver, resident_bytes
 
 
@@ -21,6 +22,8 @@ class Sent:
     persistent: bool
     delivered: bool = False
     attempts: int = 0
+    acquired: int = 0
+    due_ms: int = 0
 
 
 class QueueOnDisk(RuleBasedStateMachine):
@@ -28,8 +31,9 @@ class QueueOnDisk(RuleBasedStateMachine):
     their attempts.
     """
 
-    @initialize(budget=st.sampled_from([0, 100, 1 << 30]), priorities=st.booleans(), quorum=st.booleans())
-    def start(self, budget: int, priorities: bool, quorum: bool) -> None:
+    @initialize(budget=st.sampled_from([0, 100, 1 << 30]), priorities=st.booleans(), quorum=st.booleans(),
+                waits=st.booleans())  # fmt: skip
+    def start(self, budget: int, priorities: bool, quorum: bool, waits: bool) -> None:
         self.node = QueueNode(budget)
         self.quorum = quorum
         self.priority_max = 1 if priorities and not quorum else 0
@@ -38,13 +42,20 @@ class QueueOnDisk(RuleBasedStateMachine):
             self.arguments["x-queue-type"] = "quorum"
         elif self.priority_max:
             self.arguments["x-max-priority"] = 1
-        declared = Settings(
-            priority_max=self.priority_max, delivery_limit=20 if quorum else None, keeps_all=quorum
+        self.waits_ms = 50 if waits else 0
+        if waits:
+            self.arguments["x-delayed-retry-type"] = "all"
+            self.arguments["x-delayed-retry-min"] = self.waits_ms
+            self.arguments["x-delayed-retry-max"] = 2 * self.waits_ms
+        parsed = parse_queue_arguments(
+            "q", "/", self.arguments, durable=True, exclusive=False, auto_delete=False
         )
+        declared = effective_settings(parsed)
         self.host = self.node.host(declared, journalled=True)
         self.publisher = Publisher()
         self.left: dict[int, Sent] = {}
-        self.durable: dict[int, int] = {}
+        #: Attempts, returns, and until when it waits (0: it does not).
+        self.durable: dict[int, tuple[int, int, int]] = {}
         self.by_content: dict[bytes, Sent] = {}
         self.next_number = 1
         self.acknowledged: set[int] = set()
@@ -53,7 +64,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.held: dict[str, dict[int, Sent]] = {}
 
     @rule(counts=st.lists(st.integers(1, 5), min_size=1, max_size=3), size=st.integers(0, 40),
-          persistent=st.booleans(), priority=st.integers(0, 1))  # fmt: skip
+          persistent=st.booleans(), priority=st.sampled_from([-1, 0, 0, 1, 9, 40]))  # fmt: skip
     def publish(self, counts: list[int], size: int, persistent: bool, priority: int) -> None:
         for count in counts:
             first = self.next_number
@@ -79,19 +90,23 @@ class QueueOnDisk(RuleBasedStateMachine):
             self.host.pending.append(("attach", Consumer(key, prefetch=prefetch, sink=self.receivers[key])))
         self.turn()
 
-    @rule(key=st.sampled_from(["a", "b"]), data=st.data(), requeue=st.booleans())
-    def settle(self, key: str, data: st.DataObject, requeue: bool) -> None:
+    @rule(key=st.sampled_from(["a", "b"]), data=st.data(), verb=st.sampled_from(["settle", "return", "fail"]))
+    def settle(self, key: str, data: st.DataObject, verb: str) -> None:
         held = self.held.get(key)
         if not held:
             return
         ids = list(held)
         low = data.draw(st.sampled_from(ids))
         high = data.draw(st.sampled_from(ids[ids.index(low) :]))
-        verb = "return" if requeue else "settle"
         for delivery_id in [delivery_id for delivery_id in ids if low <= delivery_id <= high]:
             sent = held.pop(delivery_id)
-            if requeue:
-                sent.attempts += 1
+            if verb != "settle":
+                counted = self.quorum or bool(self.waits_ms)
+                sent.acquired += self.quorum
+                sent.attempts += counted and verb == "fail"
+                if self.waits_ms:
+                    wait_ms = min(self.waits_ms * max(1, sent.attempts), 2 * self.waits_ms)
+                    sent.due_ms = self.node.services.queue_time.now_ms() + wait_ms
             else:
                 del self.left[sent.seq]
                 self.acknowledged.add(sent.seq)
@@ -107,7 +122,9 @@ class QueueOnDisk(RuleBasedStateMachine):
     def commit(self) -> None:
         self.node.commit()
         self.durable = {
-            sent.seq: sent.attempts if self.quorum else 0 for sent in self.left.values() if sent.persistent
+            sent.seq: (sent.attempts, sent.acquired, sent.due_ms)
+            for sent in self.left.values()
+            if sent.persistent
         }
         self.settled_durably |= self.acknowledged
         assert self.publisher.confirms == set(range(1, self.next_number))
@@ -121,12 +138,17 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.receivers, self.held = {}, {}
         by_seq = {sent.seq: sent for sent in self.by_content.values() if sent.seq in self.durable}
         expected = {}
-        for seq, attempts in self.durable.items():
+        for seq, (attempts, acquired, due_ms) in self.durable.items():
             sent = by_seq[seq]
-            sent.attempts = max(attempts, 1) if self.quorum and sent.delivered else attempts
-            expected[seq] = sent.delivered, sent.attempts
+            least = 1 if self.quorum and sent.delivered and not due_ms else 0
+            sent.attempts, sent.acquired, sent.due_ms = max(attempts, least), max(acquired, least), due_ms
+            expected[seq] = sent.delivered, sent.attempts, sent.acquired, due_ms
+        machine = self.host.machine
+        everywhere = [(0, run) for run in machine.ready.runs()] + list(machine.delayed.items())
         found = {
-            seq: (run.redelivered, run.attempts) for run in self.host.machine.ready.runs() for seq in run.seqs
+            seq: (run.redelivered, run.attempts, run.acquired, due_ms)
+            for due_ms, run in everywhere
+            for seq in run.seqs
         }
         assert found == expected
         assert self.settled_durably.isdisjoint(found)
@@ -136,20 +158,33 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.by_content = {sent.content: sent for sent in self.left.values()}
         self.check_memory()
 
+    @rule(elapsed=st.sampled_from([10, 60, 200]))
+    def wait(self, elapsed: int) -> None:
+        self.node.clock.now_ms += elapsed
+        self.host.wake()
+        self.turn()
+
     def turn(self) -> None:
         self.host.submit()
+        now_ms = self.node.services.queue_time.now_ms()
+        for sent in self.left.values():
+            if sent.due_ms <= now_ms:
+                sent.due_ms = 0
         for key, receiver in self.receivers.items():
             for delivery_id, content, redelivered in receiver.received:
                 sent = self.by_content[content]
                 assert sent.seq in self.left
                 assert redelivered == sent.delivered
+                assert not sent.due_ms
                 sent.delivered = True
                 self.held[key][delivery_id] = sent
             assert [seen[0] for seen in receiver.received] == sorted(seen[0] for seen in receiver.received)
             receiver.received.clear()
         ready = [seq for run in self.host.machine.ready.runs() for seq in run.seqs]
+        waiting = [seq for _, run in self.host.machine.delayed.items() for seq in run.seqs]
+        assert sorted(waiting) == sorted(sent.seq for sent in self.left.values() if sent.due_ms)
         held = [sent.seq for holding in self.held.values() for sent in holding.values()]
-        assert sorted(ready + held) == sorted(self.left)
+        assert sorted(ready + waiting + held) == sorted(self.left)
         self.check_memory()
 
     def check_memory(self) -> None:

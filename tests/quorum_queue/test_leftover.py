@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from quorum_queue.freeing import FREED_BYTES_MAX, FREED_RUNS_MAX, Leftover
+from quorum_queue.machine.delayed import Delayed
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Turn
@@ -41,6 +42,7 @@ class Holding:
     def __init__(self, runs: deque[Run]) -> None:
         self.consumers = Consumers()
         self.ready = Ready([runs])
+        self.delayed = Delayed()
 
 
 def freed(runs: deque[Run]) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 
 import hypothesis.strategies as st
 import pytest
@@ -37,6 +38,11 @@ queue_settings = st.builds(
     dead_letter_at_least_once=st.booleans(),
     priority_max=st.sampled_from([0, 0, PRIORITY_MAX]),
     single_active_consumer=st.booleans(),
+    strict=st.booleans(),
+    retry_type=st.sampled_from(["disabled", "disabled", "all", "failed", "returned"]),
+    retry_min_ms=st.sampled_from([1, 3, 10]),
+    retry_max_ms=st.sampled_from([10, 25]),
+    retry_doubles=st.booleans(),
     keeps_all=st.booleans(),
     delivery_limit=st.none() | st.integers(0, 2),
     message_status_window_ms=st.sampled_from([None, 5, 1_000]),
@@ -46,7 +52,7 @@ queue_settings = st.builds(
 attributes = st.builds(
     Attributes,
     persistent=st.booleans(),
-    priority=st.integers(0, PRIORITY_MAX + 1),
+    priority=st.integers(-1, PRIORITY_MAX + 1) | st.sampled_from([5, 31, 32, 200]),
     ttl_ms=TTLS,
     channel=st.just(1),
     frame_bytes=st.sampled_from([4096, 8192]),
@@ -67,7 +73,7 @@ class SharedWindow:
         self.used += count
 
 
-Plain = tuple[int, bytes, bytes, Attributes, int | None, bool, int]
+Plain = tuple[int, bytes, bytes, Attributes, int | None, bool, int, int]
 
 
 def plain(runs: Iterable[Run]) -> list[Plain]:
@@ -79,7 +85,7 @@ def plain(runs: Iterable[Run]) -> list[Plain]:
         assert run.heads is None or len(run.heads) == len(run.seqs)
         assert run.size == sum(map(len, run.contents))
         for index, seq in enumerate(run.seqs):
-            flags = run.due_of(index), run.redelivered, run.attempts
+            flags = run.due_of(index), run.redelivered, run.attempts, run.acquired
             # A run keeps the largest frame size of its messages. From versions.COLUMNS on it keeps no time to
             # live, which the deadline says.
             attributes = run.attributes_of(index)._replace(frame_bytes=0, ttl_ms=None)
@@ -88,7 +94,7 @@ def plain(runs: Iterable[Run]) -> list[Plain]:
 
 
 def plain_of(message: Message) -> Plain:
-    flags = message.expires_at, message.redelivered, message.attempts
+    flags = message.expires_at, message.redelivered, message.attempts, message.acquired
     attributes = message.attributes._replace(frame_bytes=0, ttl_ms=None)
     return (message.seq, message.content, message.head, attributes, *flags)
 
@@ -207,7 +213,7 @@ class MachineComparison(RuleBasedStateMachine):
         self.submit(("get", consumer), lambda: self.model.get(getter), True)
         self.next_getter_id = max(self.next_getter_id, consumer.next_id)
 
-    @rule(data=st.data(), verb=st.sampled_from(["settle", "return", "discard"]), now=st.booleans())
+    @rule(data=st.data(), verb=st.sampled_from(["settle", "return", "fail", "discard"]), now=st.booleans())
     def settle(self, data: st.DataObject, verb: str, now: bool) -> None:
         holders = [holder for holder in self.model.holders.values() if holder.next_id]
         if not holders:
@@ -217,9 +223,13 @@ class MachineComparison(RuleBasedStateMachine):
         last = holder.next_id - 1 + data.draw(st.sampled_from([0, 0, 0, 500]))
         low = data.draw(st.integers(0, last))
         high = data.draw(st.integers(low, last))
-        apply = {"settle": self.model.settle, "return": self.model.put_back, "discard": self.model.discard}[
-            verb
-        ]
+        verbs: dict[str, Callable[[Key, int, int], None]] = {
+            "settle": self.model.settle,
+            "return": self.model.put_back,
+            "fail": partial(self.model.put_back, failed=True),
+            "discard": self.model.discard,
+        }
+        apply = verbs[verb]
         self.submit((verb, holder.key, low, high), lambda: apply(holder.key, low, high), now)
 
     @rule(data=st.data())
@@ -276,6 +286,7 @@ class MachineComparison(RuleBasedStateMachine):
         self.model.outcome = Outcome()
         for _, modelled in pending:
             modelled()
+        self.model.end_waits()
         self.model.assign()
         self.compare_effects(effects, self.model.outcome)
         self.compare_state()
@@ -289,12 +300,13 @@ class MachineComparison(RuleBasedStateMachine):
         assert confirmed == outcome.confirmed
         refused = [number for _, first, last in effects.refused for number in range(first, last + 1)]
         assert refused == outcome.refused
-        deliveries: dict[Key, list[tuple[int, int, bool, int]]] = {}
+        deliveries: dict[Key, list[tuple[int, int, bool, int, int]]] = {}
         for consumer, run, first_id in effects.deliveries:
             for delivery_id, message in enumerate(plain([run]), first_id):
-                seq, content, _, _, _, redelivered, attempts = message
+                seq, content, _, _, _, redelivered, attempts, acquired = message
                 assert content == self.published[seq]
-                deliveries.setdefault(consumer.key, []).append((delivery_id, seq, redelivered, attempts))
+                delivery = delivery_id, seq, redelivered, attempts, acquired
+                deliveries.setdefault(consumer.key, []).append(delivery)
         assert deliveries == outcome.deliveries
         letters = [
             (message[1], reason) for run, reason in effects.dead_letters for message in plain([run])
@@ -306,22 +318,37 @@ class MachineComparison(RuleBasedStateMachine):
         self.settled.update(settled)
         returned = [(seq, run.attempts) for run in effects.returned for seq in run.seqs]
         assert returned == outcome.returned
+        delayed = [(seq, run.attempts, due) for due, run in effects.delayed for seq in run.seqs]
+        assert delayed == outcome.delayed
         assert effects.attach_refused == outcome.attach_refused
         assert effects.consumers_gone == outcome.consumers_gone
         assert effects.got_nothing == outcome.got_nothing
         assert effects.purged == outcome.purged
         assert not effects.more
-        due = self.model.ready[0].expires_at if self.model.ready else None
-        if due is not None:
+        due = [due for due, *_ in self.model.delayed]
+        ranks: set[int] = set()
+        for waiting in self.model.ready:
+            if not ranks or (self.model.settings.strict and waiting.level not in ranks):
+                due += [waiting.expires_at] if waiting.expires_at is not None else []
+            ranks.add(waiting.level)
+        assert self.machine.due_ms == min(due, default=None)
+        if due:
             assert effects.wake_at is not None
-            assert effects.wake_at <= due
+            assert effects.wake_at <= min(due)
         assert effects.wake_at is None or effects.wake_at > self.model.now
 
     def compare_state(self) -> None:
         machine, model = self.machine, self.model
         ready = plain(machine.ready.runs())
         assert ready == [plain_of(message) for message in model.ready]
-        assert (machine.ready.count, machine.ready.bytes) == (len(model.ready), model.ready_bytes)
+        waiting = [(due, message) for due, run in machine.delayed.items() for message in plain([run])]
+        assert waiting == [(due, plain_of(message)) for due, _, message in model.delayed]
+        assert (machine.ready.count, machine.delayed.count) == (len(model.ready), len(waiting))
+        assert machine.ready.bytes + machine.delayed.bytes == model.ready_bytes
+        if model.settings.strict:
+            levels = [message.level for message in model.ready]
+            assert machine.ready.by_rank == {rank: levels.count(rank) for rank in sorted({*levels} - {32})}
+            assert machine.ready.returned_count == levels.count(32)
         by_key = machine.consumers.by_key
         assert set(by_key) == set(model.holders)
         held: list[int] = []
@@ -345,7 +372,11 @@ class MachineComparison(RuleBasedStateMachine):
             assert self.window.used == model.window_used
         assert list(machine.dead_lettering) == list(model.dead_lettering)
         everywhere = (
-            [message[0] for message in ready] + held + list(machine.dead_lettering) + list(self.settled)
+            [message[0] for message in ready]
+            + [message[0] for _, message in waiting]
+            + held
+            + list(machine.dead_lettering)
+            + list(self.settled)
         )
         assert sorted(everywhere) == list(range(1, machine.next_seq))
         if machine.record is not None:

@@ -56,6 +56,8 @@ class Argument:
     #: First version of a cluster whose streams have it; 0: not an argument of how streams keep messages.
     since: int = 0
     policy: PolicyKey | None = None
+    #: Types whose queues of earlier versions may have any value, without effect.
+    new_for: frozenset[str] = frozenset()
     #: True if RabbitMQ has no such argument.
     own: bool = False
     #: For the reference: the values, what it does, and a value that is not the default.
@@ -87,6 +89,8 @@ _OVERFLOW = ("drop-head", "reject-publish", "reject-publish-dlx")
 _STRATEGY = ("at-most-once", "at-least-once")
 _LOCATOR = ("client-local", "balanced", "random", "least-leaders")
 _MODE = ("default", "lazy")
+_RETRY_TYPE = ("disabled", "all", "failed", "returned")
+_RETRY_BACKOFF = ("linear", "exponential")
 
 ROWS: tuple[Argument, ...] = (
     Argument(
@@ -205,10 +209,59 @@ ROWS: tuple[Argument, ...] = (
         # RabbitMQ 3.10 takes any value here, and ignores one that is no integer.
         checks.integer,
         {"quorum": 13, "stream-group": 6},
-        policy=PolicyKey(title="delivery limit", check=checks.natural, operators=True),
+        policy=PolicyKey(title="delivery limit", operators=True),
         values="integer; below 0: none",
-        text="how often a message may be returned before it is discarded",
+        text="how often the delivery of a message may fail before it is discarded",
         example=5,
+    ),
+    Argument(
+        "x-delayed-retry-type",
+        "retry_type",
+        checks.one_of(*_RETRY_TYPE, otherwise="invalid_delayed_retry_type"),
+        {"classic": 16, "quorum": 19},
+        policy=PolicyKey(
+            title="delayed retry type. Must be one of: all, failed, returned, disabled",
+            operators=True,
+            overrules=frozenset({"classic", "quorum"}),
+        ),
+        new_for=_OTHERS_THAN_STREAMS,
+        values=_choices(*_RETRY_TYPE),
+        text="which returned messages [wait](../queues.md#delayed-retry) before they are delivered again",
+        example="all",
+    ),
+    Argument(
+        "x-delayed-retry-min",
+        "retry_min_ms",
+        checks.lease_ms,
+        {"classic": 17, "quorum": 20},
+        policy=PolicyKey(title="delayed retry minimum delay. Must be a positive integer", operators=True),
+        new_for=_OTHERS_THAN_STREAMS,
+        values=_LEASE,
+        text="how long a message waits after its first failure; without it, no message waits",
+        example=1000,
+    ),
+    Argument(
+        "x-delayed-retry-max",
+        "retry_max_ms",
+        checks.lease_ms,
+        {"classic": 18, "quorum": 21},
+        policy=PolicyKey(title="delayed retry maximum delay. Must be a positive integer", operators=True),
+        new_for=_OTHERS_THAN_STREAMS,
+        values=_LEASE,
+        text="how long a message waits at most; `x-delayed-retry-min`, unless given",
+        example=60000,
+    ),
+    Argument(
+        "x-delayed-retry-backoff",
+        "retry_backoff",
+        checks.one_of(*_RETRY_BACKOFF, otherwise="invalid_delayed_retry_backoff"),
+        {"classic": 19, "quorum": 22},
+        policy=PolicyKey(title="delayed retry backoff. Must be linear or exponential"),
+        own=True,
+        new_for=_OTHERS_THAN_STREAMS,
+        values=_choices(*_RETRY_BACKOFF),
+        text="how the wait grows with the number of failures: times that number, or doubled by each",
+        example="exponential",
     ),
     Argument(
         "x-deduplication",
@@ -468,11 +521,12 @@ ROWS: tuple[Argument, ...] = (
         "x-consumer-timeout",
         "consumer_timeout_ms",
         checks.lease_ms,
-        {"stream-group": 7},
-        ignored=_OTHERS_THAN_GROUPS,
-        own=True,
+        {"classic": 20, "quorum": 23, "stream-group": 7},
+        ignored=frozenset({"stream"}),
+        policy=PolicyKey(title="consumer timeout", types=_OTHERS_THAN_STREAMS),
+        new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
-        text="how long a member may hold a message without an ack",
+        text="how long a consumer may hold a message [without an ack](../queues.md#consumer-timeout)",
         example=1000,
     ),
 )
@@ -503,6 +557,10 @@ CHECK_ORDER: tuple[str, ...] = (
     "x-stream-filter-size-bytes",
     "x-initial-cluster-size",
     "x-delivery-limit",
+    "x-delayed-retry-type",
+    "x-delayed-retry-min",
+    "x-delayed-retry-max",
+    "x-consumer-timeout",
 )
 #: Checked before all others: the type decides what the rest is checked for.
 CHECKED_FIRST: tuple[str, ...] = ("x-dead-letter-exchange", "x-queue-type")

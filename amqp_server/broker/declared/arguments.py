@@ -45,6 +45,10 @@ class QueueArguments:
     single_active_consumer: bool = False
     # As declared. A value below zero means no limit, None the default of the queue type.
     delivery_limit: int | None = None
+    retry_type: Literal["disabled", "all", "failed", "returned"] | None = None
+    retry_min_ms: int | None = None
+    retry_max_ms: int | None = None
+    retry_backoff: Literal["linear", "exponential"] | None = None
     # None if it was not given; a window or a count means yes.
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None
@@ -91,9 +95,10 @@ def parse_queue_arguments(
     auto_delete: bool,
     types: Mapping[str, str] = NO_TYPES,
     default_type: str = CLASSIC.name,
+    stored: bool = False,
 ) -> QueueArguments:
     """Parse the arguments of a declare. Raises PreconditionFailed with RabbitMQ's texts. `types` has the AMQP
-    types of the arguments, if known.
+    types of the arguments, if known. `stored`: the queue exists, and may be older than some arguments.
 
     `default_type` is the queue's type if the arguments do not name one.
     """
@@ -124,7 +129,11 @@ def parse_queue_arguments(
         check = (row.stream_check if queue_type.is_stream else None) or row.check
         if row.name not in arguments or check is None:
             continue
-        values[row.field] = checked(row.name, check)
+        try:
+            values[row.field] = checked(row.name, check)
+        except PreconditionFailed:
+            if not stored or queue_type.name not in row.new_for:
+                raise
         if row.needs and row.needs not in arguments:
             raise refused(row.name, row.needs_reason)
     for argument in arguments:  # in the client's order, as RabbitMQ does
@@ -132,6 +141,11 @@ def parse_queue_arguments(
             raise PreconditionFailed(
                 f"invalid arg '{argument}' for {place} of queue type rabbit_{queue_type.name}_queue"
             )
+    least_ms, most_ms = values.get("retry_min_ms"), values.get("retry_max_ms")
+    if least_ms is not None and most_ms is not None and most_ms < least_ms and not stored:
+        raise refused(
+            "x-delayed-retry-max", f"{most_ms} is less than x-delayed-retry-min, which is {least_ms}"
+        )
     if queue_type.is_group:
         if "stream" not in values:
             raise refused("x-stream", "a group needs a stream")

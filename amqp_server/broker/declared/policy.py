@@ -119,7 +119,20 @@ def check_definition(definition: object, *, operator: bool) -> dict[str, Any]:
     if unknown:
         pairs = ",".join(f'{{<<"{name}">>,{_term(definition[name])}}}' for name in sorted(unknown))
         raise InvalidPolicy(f"[{pairs}] are not recognised policy settings")
+    _check_retries(definition)
     return definition
+
+
+def _check_retries(definition: Definition) -> None:
+    """Check the keys of delayed retries together. Raises InvalidPolicy, with RabbitMQ's words."""
+    kind, least_ms = definition.get("delayed-retry-type"), definition.get("delayed-retry-min")
+    most_ms = definition.get("delayed-retry-max")
+    if kind not in (None, "disabled") and least_ms is None:
+        raise InvalidPolicy(f"delayed-retry-min is required when delayed-retry-type is {kind}")
+    if least_ms is not None and most_ms is not None and most_ms < least_ms:
+        raise InvalidPolicy(
+            f"delayed-retry-max ({most_ms}) must not be smaller than delayed-retry-min ({least_ms})"
+        )
 
 
 def _term(value: object) -> str:
@@ -199,7 +212,7 @@ class AppliedPolicies:
             return own or operator
         both = dict(own)
         for name, value in operator.items():
-            both[name] = min(own[name], value) if name in own else value
+            both[name] = min(own[name], value) if name in own and not isinstance(value, str) else value
         return both
 
 
@@ -225,8 +238,8 @@ def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -
         if own is None or declared.type.name in known.overrules:
             changes[known.field] = setting
         elif known.operators:
-            # A queue may be declared without a delivery limit: -1.
-            changes[known.field] = setting if own < 0 else min(own, setting)
+            # A delivery limit of -1 is none.
+            changes[known.field] = setting if own < 0 else own if setting < 0 else min(own, setting)
     if told.keys() & {"deduplication-window-ms", "deduplication-count"} and "deduplication" not in told:
         # As for a declare: a window or a count means yes.
         changes.setdefault(

@@ -30,6 +30,16 @@ class QueueType:
     is_group: bool = False
 
     @property
+    def knows_failures(self) -> bool:
+        """True if a rejected message is not the same as one that was given back."""
+        return not self.is_stream and not self.is_group
+
+    @property
+    def strict(self) -> bool:
+        """True for strict priorities; see quorum_queue.machine.settings."""
+        return self.replicated and self.knows_failures
+
+    @property
     def counts_deliveries(self) -> bool:
         return self.delivery_limit is not None
 

@@ -65,8 +65,7 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     # Done last: expired messages may be dead-lettered to any queue.
     for queue in list(broker.all_queues()):
         found_machine = machines.get(queue.queue_id)
-        head = found_machine.ready.head() if found_machine is not None else None
-        if head is not None and head.expires_at is not None:
+        if found_machine is not None and found_machine.due_ms is not None:
             queue.host.submit(("tick",))
         error = stored.errors.get(queue.queue_id)
         if error is not None:
@@ -76,7 +75,9 @@ def recover(broker: Broker, journal: RecoverableJournal) -> None:
     broker.time_notes.wake()
     broker.changed()
     logger.info(
-        "recovered %d queues with %d messages", len(queues), sum(m.ready.count for m in machines.values())
+        "recovered %d queues with %d messages",
+        len(queues),
+        sum(m.ready.count + m.delayed.count for m in machines.values()),
     )
 
 
@@ -187,4 +188,5 @@ def parsed_of(record: QueueRecord) -> QueueArguments:
         exclusive=record.exclusive,
         auto_delete=record.auto_delete,
         default_type=record.type,
+        stored=True,
     )

@@ -14,6 +14,7 @@ from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.message_status import journal as status_journal
+from quorum_queue.notes import decode_note, mark_of
 from quorum_queue.ports import Marks
 
 logger = logging.getLogger("mqd.recovery")
@@ -106,15 +107,15 @@ def fill(
             continue
         for run in runs:
             for part in _unsettled(run, entry.settled):
-                level = min(part.attributes.priority, len(marks) - 1)
+                level = mark_of(part.attributes.priority, len(marks), strict=settings.strict)
                 mark = marks[level] if level >= 0 else 0
                 if part.seqs.stop - 1 <= mark:
                     part.redelivered = True
-                    returned += _with_attempts(part, recovered.annotations, least)
+                    _give_back(machine, part, recovered.annotations, least, returned)
                 elif part.seqs.start <= mark:
                     front = part.take(mark - part.seqs.start + 1)
                     front.redelivered = True
-                    returned += _with_attempts(front, recovered.annotations, least)
+                    _give_back(machine, front, recovered.annotations, least, returned)
                     machine.ready.push(part)
                 else:
                     machine.ready.push(part)
@@ -181,19 +182,27 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
         )
 
 
-def _with_attempts(run: Run, annotations: dict[int, bytes], least: int) -> list[Run]:
-    """Restore the delivery counts of messages.
+def _give_back(
+    machine: Machine, run: Run, annotations: dict[int, bytes], least: int, returned: list[Run]
+) -> None:
+    """Restore the counts of messages that were delivered; put those that wait back to their wait, the others
+    into `returned`.
 
     The last delivery of a message that was with a consumer when the node ended was not counted; `least` is a
     lower bound for all messages.
     """
     if not annotations or not any(seq in annotations for seq in run.seqs):
-        run.attempts = least
-        return [run]
-    singles = run.singles()
-    for single in singles:
-        single.attempts = max(least, int.from_bytes(annotations.get(single.seqs.start, b""), "big"))
-    return singles
+        run.attempts = run.acquired = least
+        returned.append(run)
+        return
+    for single in run.singles():
+        note = decode_note(annotations.get(single.seqs.start))
+        single.attempts, single.acquired = max(least, note.attempts), max(least, note.acquired)
+        if note.due_ms:
+            single.attempts, single.acquired = note.attempts, note.acquired
+            machine.delay(note.due_ms, single)
+        else:
+            returned.append(single)
 
 
 def _unsettled(run: Run, settled: list[range]) -> list[Run]:

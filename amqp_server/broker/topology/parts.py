@@ -49,6 +49,9 @@ class Hosts(Protocol):
     def changed(self, queue: Queue) -> None:
         """The queue's members have changed; it may need another host."""
 
+    def more_marks(self, queue: Queue, count: int) -> list[int]:
+        """Give a queue on this node so many more slots of delivered marks; return all of them."""
+
     def configure(self, queue: Queue) -> None:
         """The queue's settings have changed; see Queue.effective."""
 

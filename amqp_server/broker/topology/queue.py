@@ -213,6 +213,9 @@ class Queue:
         if lost:
             self.vhost.parts.lost_consumers.tell(self, lost)
 
+    def more_marks(self, count: int) -> list[int]:
+        return self.vhost.parts.hosts.more_marks(self, count)
+
     def consumer_lost(self, key: Any) -> None:
         """A consumer here lost its place in the queue and did not get it back."""
         subscription = self.subscriptions.pop(key, None)

@@ -420,6 +420,7 @@ class VHost:
                 exclusive=record.exclusive,
                 auto_delete=record.auto_delete,
                 default_type=record.type,
+                stored=True,
             )
         policies = self.parts.runtime.policies.of_queue(self.name, record.name, parsed.type)
         queue = Queue(self, record, parsed, arguments, policies)

@@ -135,9 +135,9 @@ class PreparedCommit:
                     given = 0
                     self._flush()
                     yield
-        for verb, pieces in self._settlements:
+        for kind, pieces in self._settlements:
             for holder, low, high, _ in pieces:
-                host = holder.queue.host
+                host, verb = holder.queue.host, channel.verb_for(kind, holder.queue)
                 if host.ended == "deleted":
                     continue
                 if not host.parts_have_acks:

@@ -203,7 +203,7 @@ class Adoption:
         largest = ENTRY_BYTES_MAX - HEAD_BYTES
         size = 0
         for record, machine in moving:
-            for run in machine.ready.runs():
+            for run in (*machine.ready.runs(), *machine.delayed.runs()):
                 size += run.size
                 if max(sizes_of(run)) > largest:
                     raise ClusterError(
@@ -380,7 +380,7 @@ class _Copy:
         self.replica = QueueReplica(machine.settings)
         self.replica.machine = machine
         # The other nodes may run an earlier version.
-        machine.version = versions.FIRST
+        machine.begin_again()
         self.replica.now_ms = machine.last_used_ms = now_ms
         self._store = store
         self._record = record

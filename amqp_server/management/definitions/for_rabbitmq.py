@@ -23,6 +23,7 @@ OWN_POLICY_KEYS = frozenset(
         "message-status-window-ms",
         "message-status-count",
         "message-status-events",
+        "delayed-retry-backoff",
     }
 )
 

@@ -47,7 +47,7 @@ class Level(Enum):
 
 class Column(NamedTuple):
     name: str
-    #: Its type in JSON, `?` at the end if it may be null.
+    #: Its type in JSON, `?` at the end if it may be null; or two types with `|` between them.
     schema: str
     #: Path of an attribute of the object. Or a function of what a request reads with and of the object, which
     #: returns the values of all columns that have this function, in their order: a row of 35 columns should
@@ -166,6 +166,8 @@ def _alone(read: Read, place: int) -> Read:
 
 
 def _types(column: Column) -> str | list[str]:
+    if "|" in column.schema:
+        return column.schema.split("|")
     name = column.schema.removesuffix("?")
     return name if name == column.schema else [name, "null"]
 

@@ -346,6 +346,7 @@ class ConsumerReads:
         *home, _, number, tag, _ = state.key
         channel: dict[str, Any] = {"number": number, "node": node}
         arguments: dict[str, object] = {"x-priority": state.priority} if state.priority else {}
+        timeout_ms: int | None = self._timeout_ms
         subscription = queue.subscriptions.get(state.key[-4:]) if tuple(home) in ((), self._own) else None
         if subscription is not None:
             client = subscription.channel.connection.client
@@ -355,6 +356,8 @@ class ConsumerReads:
             channel["peer_host"], _, port = client.name.partition(" -> ")[0].rpartition(":")
             channel["peer_port"] = number_of(port)
             arguments = subscription.arguments
+            own_ms: int | None = getattr(subscription, "timeout_ms", None)
+            timeout_ms = timeout_ms if own_ms is None else own_ms
         status = "waiting"
         if state.active:
             status = "single_active" if queue.parsed.single_active_consumer else "up"
@@ -364,7 +367,7 @@ class ConsumerReads:
             channel,
             not state.no_ack,
             status,
-            0 if state.no_ack else self._timeout_ms,
+            0 if state.no_ack else timeout_ms,
             plain(arguments),
         )
 

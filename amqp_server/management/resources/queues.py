@@ -106,14 +106,42 @@ class QueueReads:
 
     def counts(self, queue: Queue) -> Sequence[Any]:
         host = queue.host
-        consumers, ready, unacked = host.consumer_count, host.ready_count, host.unacked_count
+        consumers, ready, unacked, delayed = host.counts()
         keeps_up = 1.0 if consumers and not ready else 0.0
         exclusive = single = None
         if queue.subscriptions:
             exclusive = next((each.tag for each in queue.subscriptions.values() if each.exclusive), None)
         if queue.parsed.single_active_consumer:
             single = next((consumer.key[-2] for consumer in host.consumers() if consumer.active), None)
-        return consumers, keeps_up, keeps_up, exclusive, single, single, ready + unacked, ready, unacked
+        return (
+            consumers,
+            keeps_up,
+            keeps_up,
+            exclusive,
+            single,
+            single,
+            ready + unacked + delayed,
+            ready,
+            unacked,
+            delayed,
+        )
+
+    def limits(self, queue: Queue) -> Sequence[Any]:
+        settings = queue.settings
+        limit, retry = settings.delivery_limit, str(settings.retry_type)
+        if retry != "disabled":
+            backoff = ", exponential" if settings.retry_doubles else ""
+            retry += f" (min: {settings.retry_min_ms}ms, max: {settings.retry_max_ms}ms{backoff})"
+        return "unlimited" if limit is None else limit, retry
+
+    def order(self, queue: Queue) -> Sequence[Any]:
+        host = queue.host if isinstance(queue.host, LocalHost) else host_of(self._broker, queue)
+        order, now_ms = host.order(), self._broker.clock.wall_ms()
+        if order is None:
+            return (ABSENT,) * 5
+        ranks = {str(rank): count for rank, count in order.by_rank.items()}
+        waits = [ABSENT if in_ms is None else now_ms + in_ms for in_ms in (order.next_ms, order.last_ms)]
+        return (ranks, len(ranks), order.returned, *waits)
 
     def bodies(self, queue: Queue) -> Sequence[Any]:
         host = queue.host
@@ -150,6 +178,7 @@ _SAME, _ADDED = Merge.SAME, Merge.ADDED
 #: As in RabbitMQ: what a type does not have, its rows do not show.
 _ALL = frozenset(QUEUE_TYPES.values())
 _REPLICATED, _NOT_STREAMS, _NOT_LOGGED = _ALL - {CLASSIC}, _ALL - {STREAM}, frozenset({CLASSIC, GROUP})
+_HAVE_RETRIES = frozenset({CLASSIC, QUORUM})
 COLUMNS = Table(
     "Queue",
     (
@@ -182,6 +211,18 @@ COLUMNS = Table(
         Column("messages", "integer", QueueReads.counts, _TOTAL),
         Column("messages_ready", "integer", QueueReads.counts, _TOTAL),
         Column("messages_unacknowledged", "integer", QueueReads.counts, _TOTAL),
+        #: Returned messages that wait before they are ready again.
+        Column("messages_delayed", "integer", QueueReads.counts, types=_HAVE_RETRIES),
+        Column("delivery_limit", "integer|string", QueueReads.limits, types=frozenset({QUORUM})),
+        #: Which returned messages wait, and how long.
+        Column("delayed_retry", "string", QueueReads.limits, types=frozenset({QUORUM})),
+        #: Ready messages of each priority, without those that came back.
+        Column("messages_by_priority", "object", QueueReads.order, types=frozenset({QUORUM})),
+        Column("messages_active_priorities", "integer", QueueReads.order, types=frozenset({QUORUM})),
+        Column("messages_ready_returned", "integer", QueueReads.order, types=frozenset({QUORUM})),
+        #: When the first and the last of the messages that wait are ready again, ms since 1970.
+        Column("next_delayed_at", "integer", QueueReads.order, types=frozenset({QUORUM})),
+        Column("last_delayed_at", "integer", QueueReads.order, types=frozenset({QUORUM})),
         Column("message_bytes", "integer", QueueReads.bodies),
         Column("message_bytes_ready", "integer", QueueReads.bodies, types=_NOT_STREAMS),
         Column("message_bytes_unacknowledged", "integer", QueueReads.bodies, types=_NOT_STREAMS),
@@ -289,10 +330,11 @@ class Counts:
     consumers: int = 0
     messages_ready: int = 0
     messages_unacknowledged: int = 0
+    messages_delayed: int = 0
 
     @property
     def messages(self) -> int:
-        return self.messages_ready + self.messages_unacknowledged
+        return self.messages_ready + self.messages_unacknowledged + self.messages_delayed
 
 
 async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False) -> Counts:
@@ -307,6 +349,7 @@ async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False
         counts.consumers += queue.host.consumer_count
         counts.messages_ready += queue.host.ready_count
         counts.messages_unacknowledged += queue.host.unacked_count
+        counts.messages_delayed += queue.host.delayed_count
     return counts
 
 

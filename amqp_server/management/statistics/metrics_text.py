@@ -318,7 +318,7 @@ def queue_values(queue: Queue) -> tuple[float, ...]:
     return (
         ready,
         unacked,
-        ready + unacked,
+        ready + unacked + host.delayed_count,
         consumers,
         keeps_up,
         keeps_up,

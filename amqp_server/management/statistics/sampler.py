@@ -73,7 +73,7 @@ def queue_values(queue: Queue) -> tuple[int, ...]:
     host = queue.host
     ready, unacked, traffic = host.ready_count, host.unacked_count, queue.traffic
     counted = _ZEROS if traffic is None else traffic_values(traffic)
-    return (ready + unacked, ready, unacked, queue.published, *counted[1:])
+    return (ready + unacked + host.delayed_count, ready, unacked, queue.published, *counted[1:])
 
 
 def exchange_values(exchange: Exchange) -> tuple[int, ...]:
@@ -224,7 +224,7 @@ def _never_used(queue: Queue) -> bool:
     if queue.published or queue.traffic is not None:
         return False
     host = queue.host
-    return not (host.ready_count or host.unacked_count)
+    return not (host.ready_count or host.unacked_count or host.delayed_count)
 
 
 def _risen(before: tuple[int, ...], now: list[int], start: int, stop: int | None = None) -> tuple[int, ...]:

@@ -11,7 +11,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -42,6 +42,9 @@ FRAME_BYTES = 1 << 20
 
 _decoder = msgspec.msgpack.Decoder(list[tuple[Any, ...]])
 _encode = msgspec.msgpack.encode
+#: Bits of a delivery's counts.
+_ACQUIRED_SHIFT: Final = 31
+_ATTEMPTS_MASK: Final = (1 << _ACQUIRED_SHIFT) - 1
 
 
 class Stats(NamedTuple):
@@ -103,7 +106,8 @@ class Events:
                 tuple(run.attributes),
                 run.expires_at,
                 run.redelivered,
-                run.attempts,
+                # Queues count both from versions.FAILURES on, which all nodes know then.
+                run.attempts | run.acquired << _ACQUIRED_SHIFT,
                 list(map(len, contents)),
             )
         )
@@ -143,7 +147,8 @@ def _delivery(event: tuple[Any, ...], bodies: memoryview, at: int) -> tuple[int,
     _, key, first_id, seqs, head, heads, attributes, expires_at, redelivered, attempts, sizes = event
     run = Run(range(*seqs), None, head, Attributes(*attributes), expires_at, sum(sizes))
     run.heads = heads
-    run.redelivered, run.attempts = redelivered, attempts
+    run.redelivered = redelivered
+    run.attempts, run.acquired = attempts & _ATTEMPTS_MASK, attempts >> _ACQUIRED_SHIFT
     ends = list(accumulate(sizes, initial=at))
     if ends[-1] > len(bodies):
         raise frames.FrameError("a delivery without its bodies")

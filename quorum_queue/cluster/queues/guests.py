@@ -262,7 +262,8 @@ class Guests:
             if host is None:
                 continue
             for key in guest.keys:
-                host.submit(("detach", key, True), ("return", key, 0, ALL_IDS))
+                # A link that is down is no failure of its deliveries.
+                host.submit(("pause", key, True), ("return", key, 0, ALL_IDS), ("detach", key, True))
             yield
 
 

@@ -40,7 +40,7 @@ from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.message_status import answers
-from quorum_queue.ports import ConsumerState, Hosted, Refused
+from quorum_queue.ports import ConsumerState, Hosted, Order, Refused
 from quorum_queue.raft.members import Members
 from quorum_queue.unsent_bytes import LARGE_BYTES
 
@@ -142,7 +142,20 @@ class GroupHost(DeferredHost):
 
     @property
     def ready_bytes(self) -> int:
-        return self.replica.machine.ready.bytes
+        machine = self.replica.machine
+        return machine.ready.bytes + machine.delayed.bytes
+
+    @property
+    def delayed_count(self) -> int:
+        return self.replica.machine.delayed.count
+
+    def counts(self) -> tuple[int, int, int, int]:
+        machine = self.replica.machine
+        return machine.consumers.count, machine.ready.count, machine.unacked_count, machine.delayed.count
+
+    def order(self) -> Order:
+        now_ms = self.services.clock.monotonic_ms() + self._time_ahead_ms
+        return Order.of(self.replica.machine, now_ms)
 
     @property
     def unacked_count(self) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from quorum_queue.machine.codec import CodecError
-from quorum_queue.machine.record.states import DEAD_LETTERED, QUEUED, REASONS, STATES, Copy, Key
+from quorum_queue.machine.record.states import DEAD_LETTERED, DROPPED, QUEUED, REASONS, STATES, Copy, Key
 from quorum_queue.machine.snapshots.columns import column, numbers_of
 
 #: Rows of a block. Part of the state: changing it requires a new version.
@@ -182,6 +182,11 @@ class Block:
                 return
         # Slices without a step are copied, with one they are walked.
         part = slice(low, high) if step == 1 else slice(low, high, step)
+        if state == DROPPED and DEAD_LETTERED in self.states[part]:
+            # A dead letter that no disk has goes nowhere.
+            for row in range(low, high, step):
+                if self.states[row] == DEAD_LETTERED:
+                    self.holders[row] = 0
         self.states[part] = bytes((state,)) * count
         self.reasons[part] = bytes((reason,)) * count
         self.changed[part] = array("q", (now,)) * count

@@ -50,6 +50,8 @@ class StoredRun(msgspec.Struct, array_like=True, gc=False):
     deadlines: Column | None
     redelivered: bool
     attempts: int
+    #: From versions.FAILURES on.
+    acquired: int = 0
 
 
 class StoredConsumer(msgspec.Struct, array_like=True):

@@ -8,8 +8,8 @@ everything when it is begun, and encodes some of it at each call, while the mach
 quorum_queue.machine.snapshots.frozen). `Reading` builds a replica's state in parts, too.
 
     from versions.COLUMNS on: MARK | parts, each a u32 with its length, a byte that says what it has, and
-    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, PART, RECORD, and
-    END
+    MessagePack: HEAD, then BLOCKS, READY, LETTERS, CONSUMER and its HELD, IDS, PRODUCERS, PART, RECORD,
+    DELAYED, and END
 
 Before, it is one object in MessagePack, with a record for each stretch of messages that differ in their size
 only; the bytes are those that earlier releases write and read.
@@ -52,7 +52,7 @@ from quorum_queue.machine.snapshots.states import DedupState, ReplicaState
 
 #: First byte of a snapshot in parts. MessagePack never uses it.
 MARK: Final = 0xC1
-HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END, PART, RECORD = range(1, 12)
+HEAD, BLOCKS, READY, LETTERS, CONSUMER, HELD, IDS, PRODUCERS, END, PART, RECORD, DELAYED = range(1, 13)
 _SECTION: Final = struct.Struct(">IB")
 #: Messages, and runs or other records, after which a part ends.
 PART_MESSAGES = 8192
@@ -71,6 +71,7 @@ _blocks: Final = msgspec.msgpack.Decoder(list[StoredBlock])
 _ready: Final = msgspec.msgpack.Decoder(list[StoredRun])
 _letters: Final = msgspec.msgpack.Decoder(list[tuple[Reason, StoredRun]])
 _held: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
+_delayed: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
 _ids: Final = msgspec.msgpack.Decoder(list[tuple[bytes, int]])
 _part: Final = msgspec.msgpack.Decoder(StoredPart)
 _record: Final = msgspec.msgpack.Decoder(list[Any])
@@ -97,6 +98,7 @@ class View:
         "_columns",
         "_consumers",
         "_dead",
+        "_delayed",
         "_head",
         "_ids",
         "_letters",
@@ -126,6 +128,7 @@ class View:
         for level in reversed(machine.ready.levels):
             self._runs.extend(level.returned)
             self._runs.extend(level.main)
+        self._delayed = list(machine.delayed.items()) if machine.delayed.count else []
         self._dead = list(machine.dead_lettering.values())
         self._consumers = machine.consumers.in_turn()
         self._active = machine.consumers.active
@@ -212,6 +215,12 @@ class View:
             for part in self._record.parts():
                 self._put(RECORD, part)
                 yield
+        at = 0
+        for runs in self._portions([run for _, run in self._delayed]):
+            due = [due_ms for due_ms, _ in self._delayed[at : at + len(runs)]]
+            self._put(DELAYED, list(zip(due, map(_stored, runs), strict=True)))
+            at += len(runs)
+            yield
         self._put(END, None)
 
     def _encode_names(self) -> Iterator[None]:
@@ -375,6 +384,9 @@ class Reading:
             elif kind == RECORD:
                 if self.machine.record is not None:
                     self.machine.record.restored(_record.decode(part))
+            elif kind == DELAYED:
+                for due_ms, saved in _delayed.decode(part):
+                    self.machine.delay(due_ms, _run(saved))
             elif kind == END:
                 if at != end:
                     raise CodecError("a snapshot goes on behind its end")
@@ -469,6 +481,8 @@ def digest(machine: Machine) -> bytes:
         _digest_part(digest.update, part)
     if machine.record is not None:
         machine.record.digest(digest.update)
+    for due_ms, run in machine.delayed.items():
+        _digest_singly(digest.update, run, due_ms)
     if machine.sealed:
         digest.update(b"sealed")
     return digest.digest()
@@ -499,6 +513,7 @@ def _stored(run: Run) -> StoredRun:
         None if deadlines is None else column(deadlines),
         run.redelivered,
         run.attempts,
+        run.acquired,
     )
 
 
@@ -528,6 +543,8 @@ def _run_with(stored: StoredRun | OldRun, sizes: array[int]) -> Run:
     run = Run(seqs, None, stored.head, stored.attributes, stored.expires_at, sum(sizes))
     run.sizes, run.heads = sizes, stored.heads
     run.redelivered, run.attempts = stored.redelivered, stored.attempts
+    if isinstance(stored, StoredRun):
+        run.acquired = stored.acquired
     return run
 
 
@@ -674,7 +691,7 @@ def _put_part(machine: Machine, stored: StoredPart) -> None:
             raise CodecError("the names of a part's messages do not fit together")
         part.add_messages(run, names)
     for verb, saved_runs in stored.settled:
-        if verb not in ("settle", "return", "discard"):
+        if verb not in ("settle", "return", "fail", "discard"):
             raise CodecError(f"a part of a transaction does {verb!r}")
         part.add_settled(verb, list(map(_run, saved_runs)))
     machine.parts.put(part)
@@ -725,14 +742,19 @@ def _digest_ready(update: Callable[[bytes], None], runs: Iterable[Run]) -> None:
 
     for run in runs:
         sizes = packed(sizes_of(run))
-        for low, high in _alike(run):
+        for low, high in _alike(run) if run.seqs.step == 1 else _each(run):
             fields = (run.head_of(low), *_shared(run, low))
             if fields != shared or run.seqs[low] != stop:
                 end()
                 shared, start, parts = fields, run.seqs[low], []
-            stop = run.seqs.start + high
+            stop = run.seqs[high - 1] + 1
             parts.append(sizes[4 * low : 4 * high])
     end()
+
+
+def _each(run: Run) -> Iterator[tuple[int, int]]:
+    for index in range(len(run.seqs)):
+        yield index, index + 1
 
 
 def _alike(run: Run) -> Iterator[tuple[int, int]]:
@@ -769,4 +791,4 @@ def _shared(run: Run, index: int) -> tuple[Any, ...]:
     cut.
     """
     attributes = tuple(run.attributes_of(index)._replace(frame_bytes=0))
-    return attributes, run.due_of(index), run.redelivered, run.attempts
+    return attributes, run.due_of(index), run.redelivered, run.attempts, run.acquired

@@ -8,13 +8,17 @@ from typing import Any
 import pytest
 from pamqp import commands
 
+from amqp_server.broker.declared.operations import PutParameter
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
+from amqp_server.channel.subscription import Getter
 from amqp_server.channel.unacked import Unacked
 from amqp_server.connection import ack_timeout
 from amqp_server.connection.ack_timeout import AckTimeout
+from quorum_queue.local_host import LocalHost
+from quorum_queue.machine.machine import Machine
 
 from ..wire.published import message
-from .node import MemoryNode, Peer
+from .node import Delivery, MemoryNode, Peer
 
 TIMEOUT_MS = 10_000
 LOOK_MS = TIMEOUT_MS // ack_timeout.LOOKS
@@ -46,6 +50,20 @@ class Watched:
                 node.turn.run(node.turn.catch_up)
         for peer in node.peers:
             peer.collect()
+
+    def policy(self, definition: dict[str, Any]) -> None:
+        broker = self.node.broker
+        record = broker.runtime.policies.prepare(
+            "/", "p", pattern="", definition=definition, priority=0, apply_to="queues", operator=False
+        )
+        broker.propose(PutParameter(record))
+        self.node.sync()
+
+    @property
+    def machine(self) -> Machine:
+        host = self.node.broker.vhost("/").queues["q"].host
+        assert isinstance(host, LocalHost)
+        return host.machine
 
     @property
     def ready(self) -> int:
@@ -128,14 +146,101 @@ def test_acks_of_an_open_transaction_are_acks() -> None:
 
 def test_deliveries_of_groups_have_a_timeout_of_their_own() -> None:
     unacked = Unacked()
-    group, queue = (
-        SimpleNamespace(queue=SimpleNamespace(type=QUEUE_TYPES[name])) for name in ("stream-group", "stream")
-    )
-    unacked.add(1, 3, group, 0)
-    unacked.add(4, 2, queue, 0)
-    assert [unacked.has_below(tag) for tag in (1, 4, 5, 9)] == [False, False, True, True]
-    unacked.take(4, 5, strict=True)
-    assert not unacked.has_below(9)
+    unacked.add(1, 3, "group", 0)
+    unacked.add(4, 2, "queue", 0)
+    unacked.add(6, 2, "group", 3)
+    assert unacked.first_tags() == {"group": 1, "queue": 4}
+    unacked.take(1, 4, strict=True)
+    assert unacked.first_tags() == {"queue": 5, "group": 6}
+    channel: Any = SimpleNamespace()
+    group: Any = SimpleNamespace(type=QUEUE_TYPES["stream-group"], counted=lambda: None)
+    channel.connection = SimpleNamespace(number=1)
+    channel.number = 1
+    assert Getter(channel, group, no_ack=False).timeout_ms == 0
+
+
+QUORUM: dict[str, Any] = {"x-queue-type": "quorum"}
+
+
+@pytest.mark.parametrize("where", ["consumer", "queue", "policy", "node"])
+def test_a_consumer_that_does_not_ack_is_cancelled_and_its_messages_go_back(where: str) -> None:
+    watched = Watched(**({} if where == "node" else {"consumer_timeout_ms": 0}))
+    given: dict[str, Any] = {"x-consumer-timeout": TIMEOUT_MS}
+    arguments = QUORUM | (given if where == "queue" else {})
+    peer = watched.peer(durable=True, arguments=arguments)
+    if where == "policy":
+        watched.policy({"consumer-timeout": TIMEOUT_MS})
+    watched.publish(peer, 3)
+    peer.call(1, commands.Basic.Qos(prefetch_count=2))
+    begun = peer.call(1, commands.Basic.Consume(queue="q", arguments=given if where == "consumer" else {}))
+    tags = [each.consumer_tag for _, each in begun if isinstance(each, commands.Basic.ConsumeOk)]
+    # A look may come a minute late if nobody has said that there is a timeout.
+    late = 60_000 if where == "policy" else 0
+    watched.passes(TIMEOUT_MS - 2 * LOOK_MS)
+    assert not peer.answers()
+    watched.passes(late + 4 * LOOK_MS)
+    said = [each for _, each in peer.answers()]
+    assert len(said) == 1
+    assert [each.consumer_tag for each in said if isinstance(each, commands.Basic.Cancel)] == tags
+    assert watched.ready == 3
+    # That is no failure of a delivery, and late acks do no harm.
+    peer.call(1, commands.Basic.Ack(1))
+    got = [each for _, each in peer.call(1, commands.Basic.Get(queue="q")) if isinstance(each, Delivery)]
+    assert len(got) == 1
+    runs = [*watched.machine.ready.runs()]
+    assert [(run.attempts, run.acquired) for run in runs] == [(0, 1), (0, 0)]
+    watched.passes(late + 2 * TIMEOUT_MS if where != "node" else TIMEOUT_MS // 2)
+    assert closed(peer) is None
+
+
+def test_the_timeout_of_a_consumer_counts_before_that_of_its_queue() -> None:
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer(durable=True, arguments=QUORUM | {"x-consumer-timeout": TIMEOUT_MS})
+    peer.call(1, commands.Basic.Consume(queue="q", arguments={"x-consumer-timeout": 4 * TIMEOUT_MS}))
+    watched.publish(peer, 1)
+    peer.answers()
+    watched.passes(3 * TIMEOUT_MS)
+    assert watched.ready == 0
+    watched.passes(2 * TIMEOUT_MS)
+    assert watched.ready == 1
+
+
+def test_only_the_consumer_that_is_late_is_cancelled() -> None:
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer()
+    peer.call(1, commands.Basic.Qos(prefetch_count=1))
+    late: dict[str, Any] = {"x-consumer-timeout": TIMEOUT_MS}
+    for tag, arguments in (("late", late), ("patient", {})):
+        peer.call(1, commands.Basic.Consume(queue="q", consumer_tag=tag, arguments=arguments))
+    watched.publish(peer, 3)
+    peer.answers()
+    watched.passes(2 * TIMEOUT_MS)
+    cancelled = [each.consumer_tag for _, each in peer.answers() if isinstance(each, commands.Basic.Cancel)]
+    assert cancelled == ["late"]
+    assert watched.ready == 2
+
+
+def test_a_client_that_cannot_hear_of_it_loses_its_channel() -> None:
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer()
+    peer.session.client.capabilities = {}
+    peer.call(1, commands.Basic.Consume(queue="q", arguments={"x-consumer-timeout": TIMEOUT_MS}))
+    watched.publish(peer, 1)
+    peer.answers()
+    watched.passes(2 * TIMEOUT_MS)
+    said = closed(peer)
+    assert said is not None and said.reply_code == 406
+    assert watched.ready == 1
+
+
+@pytest.mark.parametrize("value", [0, -1, "a", 1 << 40])
+def test_a_timeout_that_is_none_is_refused(value: Any) -> None:
+    watched = Watched()
+    peer = watched.peer()
+    answers = peer.call(1, commands.Basic.Consume(queue="q", arguments={"x-consumer-timeout": value}))
+    (said,) = (each for _, each in answers if isinstance(each, commands.Channel.Close))
+    assert said.reply_code == 406
+    assert "x-consumer-timeout" in said.reply_text
 
 
 def test_many_connections_take_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -97,6 +97,9 @@ class SimulatedQueue:
 
     def consumer_gone(self, left: int) -> None: ...
 
+    def more_marks(self, count: int) -> list[int]:
+        raise NotImplementedError
+
     def consumer_lost(self, key: Any) -> None:
         for client in self.on.clients:
             client.consumer_lost(key)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine import versions
-from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
+from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY, PRIORITY_ZERO
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.record.states import Found
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from tests.quorum_queue.cluster.broker import SimulatedQueue
     from tests.quorum_queue.cluster.node import SimulatedNode
 
-PRIORITIES = (0, 0, 1, 3)
+PRIORITIES = (0, 0, 0, 0, 1, 3, 31, PRIORITY_ZERO)
 
 
 def message_id_of(body: bytes) -> bytes:
@@ -365,7 +365,7 @@ class Client:
         for holder in self.holders():
             host = holder.queue.host
             while holder.unacked:
-                self.settle(holder, "return", 1)
+                self.settle(holder, "fail", 1)
             if holder in self.consumers:
                 host.pending.insert(0, ("detach", holder.key, False))
             host.submit(("detach", holder.key, True))
@@ -422,5 +422,5 @@ class Client:
 
     def _settle_some(self, holder: Holder) -> str:
         random = self.random
-        verb = random.choice(("settle", "settle", "settle", "settle", "return", "discard"))
+        verb = random.choice(("settle", "settle", "settle", "settle", "return", "fail", "discard"))
         return self.settle(holder, verb, random.choice((1, 1, 2, 10)), oldest=random.random() < 0.6)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import rank_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
@@ -68,9 +69,16 @@ class Ledger:
         self.live: dict[int, None] = {}
         self.holder: dict[int, tuple[Key, int]] = {}
         self.held: dict[Key, dict[int, int]] = {}
+        #: How often messages came back, and how many of their deliveries failed.
         self.returns: dict[int, int] = {}
+        self.fails: dict[int, int] = {}
+        #: Returns since the queue counts them.
+        self.acquired: dict[int, int] = {}
+        #: Until when messages wait that came back, at most.
+        self.waits: dict[int, int] = {}
+        self.ranks: dict[int, int] = {}
         self.dead_lettering: dict[int, None] = {}
-        self.last_new = 0
+        self.last_new: dict[int, int] = {}
         #: Dead letters that were taken: their queues and positions there.
         self.letters: dict[tuple[int, int], None] = {}
         #: Positions of each accepted body.
@@ -164,7 +172,7 @@ class Ledger:
         self._look_for_idle()
         held = sum(map(len, self.held.values()))
         machine = self.machine
-        if (machine.unacked_count, machine.ready.count) != (
+        if (machine.unacked_count, machine.ready.count + machine.delayed.count) != (
             held,
             len(self.live) - held - len(self.dead_lettering),
         ):
@@ -263,6 +271,7 @@ class Ledger:
             len(effects.deliveries),
             len(effects.settled),
             len(effects.dead_letters),
+            len(effects.delayed),
         ]
         verb = "" if command is None else command[0]
         released = self._let_go(command) if command is not None else []
@@ -276,19 +285,32 @@ class Ledger:
                 self._check_seal(was_sealed, command[2])
         for first_seq, count, ordinal in (effects.places or [])[starts[0] :]:
             self._accept(first_seq, entry.bodies.contents(range(ordinal, ordinal + count)), command)
-        if verb in ("return", "node_down") or (verb == "detach" and command is not None and command[2]):
+        if verb in ("return", "fail", "node_down") or (
+            verb == "detach" and command is not None and command[2]
+        ):
             for seq in released:
                 self.returns[seq] = self.returns.get(seq, 0) + 1
+                if self.machine.ready.strict:
+                    self.acquired[seq] = self.acquired.get(seq, 0) + 1
+                if verb in ("fail", "detach") or not self.machine.ready.strict:
+                    self.fails[seq] = self.fails.get(seq, 0) + 1
+        for due_ms, run in effects.delayed[starts[4] :]:
+            for seq in run.seqs:
+                self.waits[seq] = due_ms
+            self.note("waits", len(run.seqs))
         given: dict[int, None] = {}
         new: list[int] = []
         for consumer, run, first_id in effects.deliveries[starts[1] :]:
-            self._hand(consumer, run, first_id, new)
+            self._hand(consumer, run, first_id, new, given)
             if consumer.no_ack:
                 given.update(dict.fromkeys(run.seqs))
-        if new and not self.settings.priority_max:
-            if min(new) <= self.last_new:
-                raise self.fail(f"message {min(new)} is handed out after {self.last_new}")
-            self.last_new = max(new)
+        for seq in sorted(new):
+            rank = self.ranks[seq] if self.machine.ready.strict else -1
+            if seq <= self.last_new.get(rank, 0):
+                raise self.fail(f"message {seq} is handed out after {self.last_new[rank]}")
+        for seq in new:
+            rank = self.ranks[seq] if self.machine.ready.strict else -1
+            self.last_new[rank] = max(self.last_new.get(rank, 0), seq)
         reasons: dict[int, str] = {}
         for run, reason in effects.dead_letters[starts[3] :]:
             self._dead_letter(run, reason, reasons, entry)
@@ -313,7 +335,7 @@ class Ledger:
     def _let_go(self, command: Command) -> list[int]:
         """Take the messages that this command takes from consumers."""
         verb = command[0]
-        if verb in ("settle", "return", "discard"):
+        if verb in ("settle", "return", "fail", "discard"):
             held = self.held.get(command[1], {})
             ids = [number for number in held if command[2] <= number <= command[3]]
             for number in ids:
@@ -359,6 +381,7 @@ class Ledger:
             self.bodies[seq] = body
             self.placed_ms[seq] = self.now_ms
             self.live[seq] = None
+            self.ranks[seq] = rank_of(run.attributes.priority)
             before = self.accepted.setdefault(body, [])
             before.append(seq)
             self.entry_of.setdefault(body, self.index)
@@ -391,16 +414,26 @@ class Ledger:
                 self.order[publisher] = int(number)
         self.note("accepted")
 
-    def _hand(self, consumer: Consumer, run: Run, first_id: int, new: list[int]) -> None:
+    def _hand(
+        self, consumer: Consumer, run: Run, first_id: int, new: list[int], given: dict[int, None]
+    ) -> None:
         for number, seq in enumerate(run.seqs, first_id):
             if seq not in self.live or seq in self.holder or seq in self.dead_lettering:
                 raise self.fail(f"message {seq} is handed to {consumer.key} and is not ready")
-            returns = self.returns.get(seq, 0)
+            returns, fails = self.returns.get(seq, 0), self.fails.get(seq, 0)
+            if self.waits.get(seq, 0) > self.now_ms:
+                raise self.fail(f"message {seq} should wait until {self.waits[seq]}")
+            if self.machine.ready.strict:
+                self._check_rank(seq, consumer, given)
             if run.redelivered != (returns > 0):
                 raise self.fail(f"message {seq} came back {returns} times, redelivered is {run.redelivered}")
-            if self.settings.delivery_limit is not None and run.attempts != returns:
-                raise self.fail(f"message {seq} came back {returns} times, and {run.attempts} were counted")
             self.times[seq] = self.times.get(seq, 0) + 1
+            if self.settings.delivery_limit is not None and run.attempts != fails:
+                raise self.fail(f"message {seq} failed {fails} times, and {run.attempts} were counted")
+            if run.acquired != self.acquired.get(seq, 0):
+                raise self.fail(
+                    f"message {seq} came back {self.acquired.get(seq, 0)} times, and {run.acquired} were counted"
+                )
             if not returns:
                 new.append(seq)
             self.deliveries.setdefault((consumer.key[-6:], number), []).append(
@@ -410,6 +443,25 @@ class Ledger:
                 self.holder[seq] = consumer.key, number
                 self.held.setdefault(consumer.key, {})[number] = seq
         self.note("redelivered" if run.redelivered else "delivered", len(run.seqs))
+
+    def _check_rank(self, seq: int, consumer: Consumer, given: dict[int, None]) -> None:
+        """Check that no message of a higher rank is ready. `given`: messages that need no ack have gone."""
+        settings = self.settings
+        if settings.message_ttl_ms is not None or settings.max_length is not None:
+            # A higher one may have expired by the same entry, or is taken only when this one has gone.
+            return
+        if seq in self.returns:
+            return
+        for other in self.live:
+            if (
+                other in self.holder
+                or other in self.dead_lettering
+                or other in self.returns
+                or other in given
+            ):
+                continue
+            if self.ranks[other] > self.ranks[seq]:
+                raise self.fail(f"message {seq} is handed to {consumer.key} before {other} of higher rank")
 
     def _dead_letter(self, run: Run, reason: str, reasons: dict[int, str], entry: DecodedEntry) -> None:
         self.note(f"dead letters, {reason}", len(run.seqs))
@@ -441,7 +493,7 @@ class Ledger:
             return
         if seq in self.holder:
             raise self.fail(f"message {seq} leaves while {self.holder[seq]} has it")
-        over = limit is not None and self.returns.get(seq, 0) > limit
+        over = limit is not None and self.fails.get(seq, 0) > limit
         full = settings.max_length is not None or settings.max_length_bytes is not None
         expired = ttl is not None and self.placed_ms[seq] + ttl <= self.now_ms
         allowed = {

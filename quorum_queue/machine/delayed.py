@@ -1,0 +1,139 @@
+"""Messages that came back and wait before they are delivered again.
+
+Messages that are due at the same time are one list of runs, and a heap has these times: no message has a
+timer of its own.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from heapq import heappop, heappush
+from typing import Final
+
+from quorum_queue.empty import NO_DICT, NO_LIST
+from quorum_queue.machine.consumers import NO_KEEPER, Keeper
+from quorum_queue.machine.ready import without_positions
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+
+#: Doubling ends here: no wait is longer than ten years.
+DOUBLINGS_MAX: Final = 40
+
+
+def wait_ms(settings: Settings, attempts: int, *, failed: bool) -> int:
+    """Return how long a message waits that came back, 0 for not at all. `attempts`: how often its delivery
+    has failed.
+    """
+    kind = settings.retry_type
+    if kind == "disabled" or (kind == "failed" and not failed) or (kind == "returned" and failed):
+        return 0
+    times = max(1, attempts)
+    factor = 1 << min(times - 1, DOUBLINGS_MAX) if settings.retry_doubles else times
+    return min(settings.retry_min_ms * factor, settings.retry_max_ms)
+
+
+class Delayed:
+    """The waiting messages of a queue."""
+
+    __slots__ = ("_at", "_times", "bytes", "count", "keeper")
+
+    def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
+        self.keeper = keeper
+        #: The times at which messages are due (ms), as a heap, and the messages of each, in the order in
+        #: which they came back.
+        self._times: list[int] = NO_LIST
+        self._at: dict[int, list[Run]] = NO_DICT
+        self.count = self.bytes = 0
+
+    @property
+    def next_ms(self) -> int | None:
+        """The time at which the next message is due."""
+        return self._times[0] if self._times else None
+
+    @property
+    def last_ms(self) -> int | None:
+        return max(self._times) if self._times else None
+
+    def add(self, due_ms: int, run: Run) -> None:
+        self.count += len(run.seqs)
+        self.bytes += run.counted_bytes
+        if not self._times:
+            self._times, self._at = [], {}
+        runs = self._at.get(due_ms)
+        if runs is None:
+            heappush(self._times, due_ms)
+            self._at[due_ms] = [run]
+            return
+        if self.keeper.active:
+            self.keeper.keep(runs[-1])
+        if not runs[-1].absorb(run):
+            runs.append(run)
+
+    def take(self, now_ms: int, most: int) -> list[Run]:
+        """Take messages that are due, at most so many runs, in the order of their times."""
+        taken: list[Run] = []
+        while self._times and self._times[0] <= now_ms and len(taken) < most:
+            runs = self._at[self._times[0]]
+            room = most - len(taken)
+            taken += runs[:room]
+            if len(runs) > room:
+                del runs[:room]
+            else:
+                del self._at[heappop(self._times)]
+        self._taken(taken)
+        return taken
+
+    def _taken(self, runs: list[Run]) -> None:
+        for run in runs:
+            self.count -= len(run.seqs)
+            self.bytes -= run.counted_bytes
+
+    def items(self) -> Iterator[tuple[int, Run]]:
+        """Yield all runs with the times at which they are due, in order."""
+        for due_ms in sorted(self._times):
+            for run in self._at[due_ms]:
+                yield due_ms, run
+
+    def runs(self) -> Iterator[Run]:
+        """Yield all runs."""
+        for runs in self._at.values():
+            yield from runs
+
+    def lists(self) -> Iterator[list[Run]]:
+        """Yield the runs of each time, those that are due last first."""
+        for due_ms in sorted(self._times, reverse=True):
+            yield self._at[due_ms]
+
+    def take_positions(self, low: int, high: int) -> list[Run]:
+        """Take the messages with these positions."""
+        taken: list[Run] = []
+        for due_ms in sorted(self._times):
+            left = list(without_positions(self._at[due_ms], low, high, taken, self.keeper))
+            if left:
+                self._at[due_ms] = left
+            else:
+                del self._at[due_ms]
+        # A sorted list is a heap.
+        self._times = sorted(self._at) if self._at else NO_LIST
+        self._taken(taken)
+        return taken
+
+    def drop_all(self) -> deque[Run]:
+        """Forget all messages for good; return what refers to them."""
+        at, self._at, self._times = self._at, NO_DICT, NO_LIST
+        self.count = self.bytes = 0
+        return deque(run for runs in at.values() for run in runs)
+
+    def clear(self) -> list[Run]:
+        """Take everything."""
+        taken = [run for _, run in self.items()]
+        self._times, self._at = NO_LIST, NO_DICT
+        self.count = self.bytes = 0
+        return taken
+
+
+#: For queues in which no message waits. Nothing is ever added to it.
+NO_DELAYED: Final = Delayed()
+
+__all__ = ["NO_DELAYED", "Delayed", "wait_ms"]
