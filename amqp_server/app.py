@@ -37,7 +37,8 @@ from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership.membership import check_alone, drop_copies
-from amqp_server.config import Config, age_ms
+from amqp_server.conditions import ConditionWatch
+from amqp_server.config import VERSION, Config, age_ms
 from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.http_backend import HttpBackend
@@ -49,6 +50,7 @@ from amqp_server.connection.sockets.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished_publishes import UnfinishedWatch
 from amqp_server.connection.unread_output import UntakenWatch
 from amqp_server.descriptors import Descriptors
+from amqp_server.draining import Draining
 from amqp_server.driver import Driver
 from amqp_server.imports import imported
 from amqp_server.management.serving.delayed_start import quiet_or_asked
@@ -203,6 +205,13 @@ class Node:
             config, alarms, Path(environment.directory), environment.free_bytes, self.descriptors
         )
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
+        self.draining = Draining(self.server, self.cluster)
+        self.conditions = ConditionWatch(
+            config,
+            alarms,
+            failed_queues=lambda: len(self.broker.failures.stopped()),
+            has_majority=self._has_majority,
+        )
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
         self.amqp_address = self.amqps_address = self.http_address = self.metrics_address = ""
@@ -332,6 +341,9 @@ class Node:
         broker.propose(PutUser(user))
         broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
 
+    def _has_majority(self) -> bool:
+        return self.administration is None or self.administration.has_majority()
+
     def _go_on(self, cluster: ClusterNode) -> None:
         """Read this member's data from disk, and start as a member."""
         recovery.recover(self.broker, self._journal)
@@ -407,6 +419,8 @@ class Node:
             turn.run(self.broker.topology.declare_event_exchange)
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
+                serving.start_soon(self.conditions.run)
+                serving.start_soon(self.draining.run)
                 serving.start_soon(self._shovel)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
@@ -419,6 +433,7 @@ class Node:
                 with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
+                    logger.info("%s", in_force(self))
                     async for number in signals:
                         if number != signal.SIGHUP:
                             break
@@ -451,6 +466,8 @@ class Node:
             broker=broker,
             commits=self.commits,
             resources=self.resources,
+            reload=self.reload,
+            draining=self.draining,
             backpressure=self.backpressure,
             descriptors=self.descriptors,
             password_checks=self.password_checks,
@@ -542,6 +559,27 @@ class Node:
     def _close_sessions(self) -> None:
         for session in self.broker.sessions:
             session.force_close("broker forced connection closure with reason 'shutdown'")
+
+
+def in_force(node: Node) -> str:
+    """Return the line of the log about a node that has started: what runs, where, and by which limits."""
+    config, watch = node.config, node.resources
+    listeners = {
+        "amqp": node.amqp_address,
+        "amqps": node.amqps_address,
+        "http": node.http_address,
+        "metrics": node.metrics_address,
+        "cluster": config.cluster_listen or "{}:{}".format(*config.peer_addresses[config.node])
+        if config.peers
+        else "",
+    }
+    served = ", ".join(f"{name} {address}" for name, address in listeners.items() if address)
+    return (
+        f"mqd {VERSION} ({BUILD}) has started as node {config.node}; listeners: {served}; data directory: "
+        f"{Path(config.data_dir).resolve()}; limits: memory {watch.memory_limit_bytes} bytes, free disk "
+        f"{watch.disk_free_min_bytes} bytes, connections {node.descriptors.connections_max}, message "
+        f"{config.message_bytes_max} bytes"
+    )
 
 
 def _settle_collector() -> None:

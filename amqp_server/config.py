@@ -190,6 +190,13 @@ class Config:
         low=0.1,
         high=86_400,
     )
+    certificate_alarm_days: int = option(
+        14,
+        "Raise an alarm, which blocks nobody, when a certificate expires within this time; 0: never.",
+        unit="days",
+        low=0,
+        high=10_000,
+    )
     tls_client_certificate: bool = option(
         False, "Refuse TLS clients without a certificate that tls_ca_file has signed."
     )
@@ -375,6 +382,13 @@ class Config:
         unit="s",
         low=0,
         high=600,
+    )
+    drain_connections_per_s: int = option(
+        100,
+        "Connections that a node closes in a second after `mqctl drain`.",
+        unit="connections/s",
+        low=1,
+        high=1_000_000,
     )
     rebalance_ms: int = option(
         2_000,
@@ -935,6 +949,20 @@ class Config:
         unit="bytes",
         low=0,
         high=1 << 50,
+    )
+    clock_step_max_s: float = option(
+        60.0,
+        "Raise an alarm, which blocks nobody, when the wall clock was set forward or back by more than this.",
+        unit="s",
+        low=1,
+        high=86_400_000,
+    )
+    clock_alarm_s: float = option(
+        3_600.0,
+        "How long the alarm of a clock that was set lasts, if the clock is not set right before.",
+        unit="s",
+        low=1,
+        high=86_400_000,
     )
 
     switch_fast_path: bool = option(

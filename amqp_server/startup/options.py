@@ -38,8 +38,23 @@ _OF_THE_BUILD = {f"{ENVIRONMENT}PURE", f"{ENVIRONMENT}BUILD_JOBS", f"{ENVIRONMEN
 #: Variables that Kubernetes sets in every container for a service with the name mqd, or mqd-something.
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 
-#: Reads the configuration again. Raises InvalidOption.
-Reread = Callable[[], Config]
+
+class Reread:
+    """Reads the configuration again, and knows where its values come from."""
+
+    def __init__(self, read: Callable[[dict[str, str]], Config]) -> None:
+        """`read` returns the configuration, and puts the sources of its values into the table."""
+        self._read = read
+        #: By option, in words; options with their default are left out.
+        self.sources: dict[str, str] = {}
+
+    def __call__(self) -> Config:
+        """Raises InvalidOption."""
+        sources: dict[str, str] = {}
+        config = self._read(sources)
+        self.sources = sources
+        return config
+
 
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"0", "false", "no", "off"})
@@ -250,6 +265,22 @@ def _source(ctx: click.Context, name: str) -> str:
     return ""
 
 
+def _sources(ctx: click.Context) -> dict[str, str]:
+    """Return where each value that is no default comes from, in words."""
+    found: dict[str, str] = {}
+    for declared in fields(Config):
+        source = ctx.get_parameter_source(declared.name)
+        if source is ParameterSource.COMMANDLINE:
+            found[declared.name] = f"command line: {_flag(declared.name)}"
+        elif source is ParameterSource.ENVIRONMENT:
+            names = [declared.name, *_earlier_names(declared.name)]
+            variable = next((_variable(name) for name in names if _variable(name) in os.environ), "")
+            found[declared.name] = f"environment variable: {variable}"
+        elif source is ParameterSource.DEFAULT_MAP:
+            found[declared.name] = f"file: {ctx.meta['file']}"
+    return found
+
+
 def _fail(text: str) -> NoReturn:
     click.echo(f"{PROGRAM}: {text}", err=True)
     sys.exit(USAGE_EXIT)
@@ -281,13 +312,19 @@ def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn
     def main(args: Sequence[str] | None = None) -> NoReturn:
         given = list(sys.argv[1:] if args is None else args)
 
-        def reread() -> Config:
+        def read(sources: dict[str, str]) -> Config:
+            def configured(**values: Any) -> Config:
+                sources.update(_sources(click.get_current_context()))
+                return _configuration(**values)
+
             try:
-                config = _command(_configuration).main(given, PROGRAM, standalone_mode=False)
+                config = _command(configured).main(given, PROGRAM, standalone_mode=False)
             except click.ClickException as failure:
                 raise Unreadable(_explain(failure)) from None
             assert isinstance(config, Config)
             return config
+
+        reread = Reread(read)
 
         def start(**values: Any) -> int:
             try:
@@ -296,6 +333,7 @@ def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn
                 source = _source(click.get_current_context(), wrong.name)
                 _fail(f"--{wrong.name.replace('_', '-')}{source}: {wrong.reason}")
             _warn_of_strange_variables(os.environ)
+            reread.sources = _sources(click.get_current_context())
             return run(config, reread)
 
         try:

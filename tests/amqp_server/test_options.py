@@ -247,6 +247,27 @@ def test_configuration_is_read_again(started: Started, tmp_path: Path) -> None:
             started.reread()
 
 
+def test_where_each_value_comes_from(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('log_level = "debug"\nheartbeat_s = 11\n')
+    monkeypatch.setenv("MQD_HEARTBEAT_S", "12")
+    monkeypatch.setenv("MQD_QUEUE_REVIVALS_MAX", "7")
+    assert run(started, "--config", str(file), "--node", "typed", "--no-http-page") == 0
+    assert started.reread.sources == {
+        "node": "command line: --node",
+        "http_page": "command line: --http-page",
+        "heartbeat_s": "environment variable: MQD_HEARTBEAT_S",
+        "queue_restart_tries_max": "environment variable: MQD_QUEUE_REVIVALS_MAX",
+        "log_level": f"file: {file}",
+    }
+    file.write_text("log_lines_max = 50\n")
+    started.reread()
+    assert started.reread.sources["log_lines_max"] == f"file: {file}"
+    assert "log_level" not in started.reread.sources
+
+
 @pytest.mark.parametrize(
     ("name", "nearest"),
     [("MQD_" + "AMPQ", "MQD_AMQP"), ("MQD_DATADIR", "MQD_DATA_DIR"), ("MQD_CONFIG_FILE", "MQD_CONFIG")],

@@ -120,6 +120,8 @@ class Server:
             broker.access.users, broker.config, password_checks, None
         )
         self.transports: dict[Transport, None] = {}
+        #: False while the node is drained: it accepts no clients, except those within this process.
+        self.in_service = True
         #: Number of accepted connections, including those in the TLS handshake.
         self._open = 0
         #: Number of clients within this process so far.
@@ -186,6 +188,8 @@ class Server:
 
     def _admit_open(self, peer: str) -> HalfOpen | None:
         """Return a place for one more open connection, of this address; None if there is none."""
+        if not self.in_service and peer != WITHIN:
+            return None
         if self._open >= self.config.connections_max or not self.descriptors.take():
             return None
         place = self._admit(peer)
@@ -202,6 +206,10 @@ class Server:
 
     def _say_refused(self, peer: str) -> None:
         source = source_of(peer)
+        if not self.in_service:
+            if self.broker.log_limit.allows("connection to a drained node", source, 1):
+                logger.info("connection from %s refused: this node is drained (mqctl revive ends that)", peer)
+            return
         if self.broker.log_limit.allows("connection refused", source, 1):
             logger.warning(
                 "connection from %s refused: %d of at most %d connections are open, %d are logging in, %d of "
