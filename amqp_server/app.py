@@ -44,7 +44,7 @@ from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.http_backend import HttpBackend
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.connection.sockets import poll_task
-from amqp_server.connection.sockets.listener import ListenError, Server, listen
+from amqp_server.connection.sockets.listener import ListenError, Server, begin_listening, bind, listen
 from amqp_server.connection.sockets.poller import Poller
 from amqp_server.connection.sockets.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished_publishes import UnfinishedWatch
@@ -58,6 +58,7 @@ from amqp_server.resources import ResourceWatch
 from amqp_server.secret_files import SecretFileError, read_password
 from amqp_server.startup import start_time
 from amqp_server.startup.administrator import reset_administrator
+from amqp_server.startup.doubts import doubts
 from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
 from amqp_server.startup.options import Reread, command_line
 from amqp_server.startup.reload import Reload, Reloaded
@@ -264,8 +265,9 @@ class Node:
         config, environment = self.config, self.environment
         directory, incarnation = begin(environment, clock)
         host, port = config.peer_addresses[config.node]
+        option = "cluster_listen" if config.cluster_listen else "peers"
         address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        mesh = make_mesh(config, environment, incarnation, listen(address, config.listen_backlog))
+        mesh = make_mesh(config, environment, incarnation, listen(option, address, config.listen_backlog))
         return make_parts(
             config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
         )
@@ -356,6 +358,13 @@ class Node:
     ) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, ClusterError, CommitFailed, Fatal."""
         config, turn = self.config, self.broker.turn
+        # Before the recovery, which may take long: an address that is taken is an error of the first second.
+        # Clients are refused until the sockets listen.
+        sockets = {
+            option: bind(option, address)
+            for option in ("amqp", "amqps", "http", "metrics")
+            if (address := getattr(config, option))
+        }
         if self.cluster is None:
             check_alone(self.broker.metadata, config.data_dir)
             drop_copies(Groups(self.environment))
@@ -368,22 +377,20 @@ class Node:
             self.cluster.check_directory()
             if not self.cluster.stood_alone:
                 turn.run(self._go_on, self.cluster)
-        listening: list[tuple[socket.socket, ListenerTLS | None]] = []
-        listening.append((listen(config.amqp, config.listen_backlog), None))
-        self.amqp_address = _address(listening[0][0])
-        if config.amqps:
+        listening: list[tuple[socket.socket, ListenerTLS | None]] = [(sockets["amqp"], None)]
+        self.amqp_address = _address(sockets["amqp"])
+        if "amqps" in sockets:
             certificate = ListenerTLS(config)
-            listening.append((listen(config.amqps, config.listen_backlog), certificate))
-            self.amqps_address = _address(listening[-1][0])
+            listening.append((sockets["amqps"], certificate))
+            self.amqps_address = _address(sockets["amqps"])
             self.reload.certificates.append(certificate)
-        http = None
-        if config.http:
-            http = listen(config.http, config.listen_backlog)
+        http, metrics = sockets.get("http"), sockets.get("metrics")
+        if http is not None:
             self.http_address = _address(http)
-        metrics = None
-        if config.metrics:
-            metrics = listen(config.metrics, config.listen_backlog)
+        if metrics is not None:
             self.metrics_address = _address(metrics)
+        for option, sock in sockets.items():
+            begin_listening(option, sock, config.listen_backlog)
         self.descriptors.tell()
         _settle_collector()
         async with trio.open_nursery() as background:
@@ -434,6 +441,8 @@ class Node:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
                     logger.info("%s", in_force(self))
+                    for doubt in doubts(config):
+                        logger.warning("%s", doubt)
                     async for number in signals:
                         if number != signal.SIGHUP:
                             break
@@ -707,10 +716,9 @@ def _way_back(config: Config, corrupt: StoreCorrupt) -> str:
             f"Replace {config.data_dir} by an empty data directory and start node '{config.node}': the "
             "other nodes fill it. Durable classic queues of this node can only come from a backup"
         )
-    return f"Replace {config.data_dir} by a backup, or start the node with an empty data directory "
-
-
-"(--data-dir)"
+    return (
+        f"Replace {config.data_dir} by a backup, or start the node with an empty data directory (--data-dir)"
+    )
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -1609,7 +1609,7 @@ def allowed_values(declared: Field[Any]) -> str:
         *others, last = about["choices"]
         return f"{', '.join(others)} or {last}"
     if about["kind"] == "memory":
-        return "an amount of bytes such as 2GiB, or a share of the memory above 0.0 and up to 1.0"
+        return "an amount of bytes such as 2GiB, or a share of the memory such as 0.6, up to 1.0"
     if about["kind"].startswith("address"):
         return "host:port such as 127.0.0.1:5672" + (", or empty" if about["kind"].endswith("off") else "")
     if about["kind"].startswith("age"):
@@ -1625,6 +1625,8 @@ def check(declared: Field[Any], value: object) -> None:
     """Raises InvalidOption unless the field may hold this value."""
     if not _allowed(declared, value):
         spelling = hint(value, declared.metadata["choices"])
+        if isinstance(value, str) and declared.metadata["unit"] == "bytes":
+            spelling += ", as a whole number with or without a unit, such as 1536MiB"
         raise InvalidOption(declared.name, value, allowed_values(declared) + spelling)
 
 
