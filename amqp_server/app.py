@@ -22,7 +22,7 @@ import trio
 
 from amqp_server import logs
 from amqp_server.backpressure import Backpressure
-from amqp_server.broker.access.password import hash_cheaply
+from amqp_server.broker.access.password import hash_cheaply, hash_like_rabbitmq
 from amqp_server.broker.access.permissions import Permission
 from amqp_server.broker.access.users import UserRefused, hashed
 from amqp_server.broker.alarms import Alarms
@@ -638,6 +638,8 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
     gc.disable()
     if not lasts:
         hash_cheaply()
+    if config.password_hashing == "rabbitmq":
+        hash_like_rabbitmq()
     try:
         # Checked at every start, not only at the first: an operator who names the file needs to know that it
         # can be read.

@@ -1002,6 +1002,12 @@ class Config:
         "see it in ps.",
         kind="text",
     )
+    password_hashing: str = option(
+        "argon2id",
+        "How new passwords are hashed. rabbitmq: as RabbitMQ does (salted SHA-256, weaker), and hashes from "
+        "RabbitMQ stay as they are, so that users can go back to RabbitMQ by definitions.",
+        choices=("argon2id", "rabbitmq"),
+    )
     default_password_file: str = option(
         "",
         "File with the password of default_user, readable only by its owner.",

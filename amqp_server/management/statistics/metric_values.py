@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.broker.dead_letter import DeadLetterSender
@@ -191,6 +191,12 @@ class Measures:
         for vhost in list(self._broker.vhosts.values()):
             for exchange in list(vhost.router.exchanges()):
                 yield vhost.name, exchange, vhost.router.count_from(exchange.name)
+
+    def dead_letters(self) -> Mapping[tuple[str, str, str], int]:
+        """Return the numbers of dead letters by type of queue, strategy and reason."""
+        letters = self._broker.services.dead_letters
+        counts = letters.counts if isinstance(letters, DeadLetterSender) else {}
+        return {(type_, strategy, reason): count for (type_, strategy, reason), count in counts.items()}
 
     # -- of mqd's own ----------------------------------------------------------------------------------------
 
