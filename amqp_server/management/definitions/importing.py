@@ -64,7 +64,8 @@ SECTIONS = (
     "queues",
     "bindings",
 )
-RESERVED = "amq."
+#: Names that clients cannot declare; exchanges that RabbitMQ makes for itself, such as that of its log.
+RESERVED, OF_RABBITMQ = "amq.", "amq.rabbitmq."
 SHA256, MD5 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_md5"
 #: From this version of RabbitMQ on, a hash without an algorithm is a SHA-256 hash.
 SHA256_SINCE = (3, 6)
@@ -294,7 +295,7 @@ class Import:
 
     def _exchange(self, item: Item) -> base.Frame | None:
         vhost, name, type_ = item["vhost"], _text(item, "name"), _text(item, "type")
-        if not name or self._has_exchange(vhost, name):
+        if not name or self._has_exchange(vhost, name) or name.startswith(OF_RABBITMQ):
             return None
         if name.startswith(RESERVED):
             self._skip("exchanges", item, "names that begin with amq. are reserved")

@@ -437,7 +437,7 @@ async def test_files_that_are_none(node: ManagedNode, tmp_path: Path) -> None:
 async def test_reserved_names_are_listed(connect: Connect, node: ManagedNode) -> None:
     exchange = {"vhost": "/", "name": "amq.mine", "type": "topic", "arguments": {}}
     told = {
-        "exchanges": [exchange, exchange | {"name": "amq.topic"}],
+        "exchanges": [exchange, exchange | {"name": "amq.topic"}, exchange | {"name": "amq.rabbitmq.log"}],
         "queues": [queue("amq.gen-1"), queue("kept")],
         "bindings": [],
     }
