@@ -16,10 +16,11 @@ from urllib.parse import quote
 import pika
 import pytest
 
+from benchmarks.brokers import RABBITMQ_SERVER
 from conformance_tests.api import Api
 from conformance_tests.broker import OwnBroker
 from conformance_tests.expect import eventually
-from conformance_tests.rabbitmq import MANAGEMENT, RABBITMQ_SERVER, JudgedRabbitMQ
+from conformance_tests.rabbitmq import MANAGEMENT, JudgedRabbitMQ
 
 pytestmark = pytest.mark.skipif(not RABBITMQ_SERVER.exists(), reason="there is no RabbitMQ here")
 
