@@ -104,7 +104,7 @@ def _memory_bytes(invocation: Invocation, node: str) -> int:
 
 @mqctl.command(
     "hash_password",
-    help="Prints the hash of a password as definitions and `PUT /api/users` take it, with RabbitMQ's algorithm SHA-256. Asks no node.",
+    help="Prints the hash of a password as definitions and `PUT /api/users/{user}` take it, with RabbitMQ's algorithm SHA-256. Asks no node.",
 )
 @click.argument("password", required=False)
 @pass_invocation
