@@ -11,7 +11,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 	machine.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
 
 .DEFAULT_GOAL := help
-.PHONY: run cluster build docs reference test test-suite test-conformance page test-pure test-compiled example check \
+.PHONY: run cluster build release docs reference test test-suite test-conformance page test-pure test-compiled example check \
 	conformance clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
@@ -63,6 +63,10 @@ example: .venv/test ## Run a Spark pipeline through the broker of make run (EXAM
 
 build: .venv/run ## Compile what run and all other targets that start brokers would compile first
 	$(COMPILE)
+
+# ARGS=--require-all: what this machine cannot build is an error.
+release: .venv/test ## Build all files of a release in build/release: sources, wheels, Debian package, image context, sums
+	$(BIN)/python -m deploy.release $(ARGS)
 
 # What follows from the code. Tests fail while it is old.
 reference: .venv/run ## Write docs/reference, docs/openapi.json and deploy/mqd.example.toml anew
