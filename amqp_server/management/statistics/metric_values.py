@@ -10,6 +10,7 @@ from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Ended, Traffic
+from amqp_server.conditions import CONDITIONS
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
 from amqp_server.descriptors import ALARM
@@ -225,6 +226,13 @@ class Measures:
             "mqd_unsynced_high_bytes", "gauge", "Unsynced bytes above which publishers are not read", high
         )
         failed = len(list(self._broker.failures.stopped()))
+        raised = {name for name, _, _ in self._broker.alarms.told()}
+        yield OwnMetric(
+            "mqd_alarm",
+            "gauge",
+            "1 while the alarm, which blocks nobody, stands on this node",
+            [({"alarm": name}, int(name in raised)) for name in CONDITIONS],
+        )
         yield _one(
             "mqd_failed_queues", "gauge", "Queues that failed on this node and are stopped here", failed
         )
