@@ -11,7 +11,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 	machine.py message_record.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
 
 .DEFAULT_GOAL := help
-.PHONY: run cluster build docs reference test test-suite test-conformance page test-pure test-compiled example check \
+.PHONY: run cluster build release docs reference test test-suite test-conformance page test-pure test-compiled example check \
 	conformance clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
@@ -20,9 +20,14 @@ COMPILE := bin=$$($(BIN)/python -m deploy.compiled)
 
 ##@ Every day
 
+# With PORT=5673, AMQP is there and management on 15673: for machines where something uses 5672.
+PORT ?=
+ON_PORT := $(if $(PORT),--amqp 127.0.0.1:$(PORT) --http 127.0.0.1:$(shell expr $(PORT) + 10000))
+CLUSTER_ON_PORT := $(if $(PORT),--amqp $(PORT) --http $(shell expr $(PORT) + 10000) --link $(shell expr $(PORT) + 20000))
+
 # Compiled first where a C compiler is: a minute or two, some seconds after a change.
-run: .venv/run ## Start a broker: AMQP on 127.0.0.1:5672, management on 127.0.0.1:15672, data in ./mqd-data
-	$(COMPILE) && exec "$$bin"/mqd $(ARGS)
+run: .venv/run ## Start a broker: AMQP on 127.0.0.1:5672 (PORT=n: another), management on 15672, data in ./mqd-data
+	$(COMPILE) && exec "$$bin"/mqd $(ON_PORT) $(ARGS)
 
 test: test-suite test-conformance ## Run all tests, and the conformance suite against mqd
 
@@ -49,8 +54,8 @@ help: ## Print this list
 ##@ Programs
 
 # Ctrl-C stops all three; Enter starts a stopped one again.
-cluster: .venv/run ## Start three nodes: AMQP on 5672 to 5674, management on 15672 to 15674, data in ./mqd-cluster
-	$(COMPILE) && exec "$$bin"/python -m deploy.local_cluster $(ARGS)
+cluster: .venv/run ## Start three nodes: AMQP on 5672 to 5674 (PORT=n: from n on), management on 15672 to 15674, data in ./mqd-cluster
+	$(COMPILE) && exec "$$bin"/python -m deploy.local_cluster $(CLUSTER_ON_PORT) $(ARGS)
 
 EXAMPLE ?= sensors
 example: .venv/test ## Run a Spark pipeline through the broker of make run (EXAMPLE=shop: the one on streams)
@@ -58,6 +63,10 @@ example: .venv/test ## Run a Spark pipeline through the broker of make run (EXAM
 
 build: .venv/run ## Compile what run and all other targets that start brokers would compile first
 	$(COMPILE)
+
+# ARGS=--require-all: what this machine cannot build is an error.
+release: .venv/test ## Build all files of a release in build/release: sources, wheels, Debian package, image context, sums
+	$(BIN)/python -m deploy.release $(ARGS)
 
 # What follows from the code. Tests fail while it is old.
 reference: .venv/run ## Write docs/reference, docs/openapi.json and deploy/mqd.example.toml anew

@@ -16,8 +16,10 @@ import sys
 import sysconfig
 import tempfile
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,8 @@ HOT = (
     "quorum_queue.machine.",
     "quorum_queue.raft.",
 )
+#: Interval of lines about a step that says nothing itself, s.
+TICK_S = 10.0
 #: Objects that the cache keeps: about ten builds, 100 MB.
 OBJECTS_KEPT = 1600
 #: What every message passes; what runs seldom would only make the build longer.
@@ -353,6 +357,26 @@ def say(text: str) -> None:
     print(f"mqd: {text}", file=sys.stderr, flush=True)
 
 
+@contextmanager
+def ticking(what: str, every_s: float = TICK_S) -> Iterator[None]:
+    """Say at intervals that this work goes on: mypyc says nothing for half a minute or longer."""
+    ended = threading.Event()
+    began = time.monotonic()
+
+    def tick() -> None:
+        while not ended.wait(every_s):
+            say(f"{what}, {time.monotonic() - began:.0f} s so far")
+
+    thread = threading.Thread(target=tick, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+    say(f"{what} took {time.monotonic() - began:.0f} s")
+
+
 def extensions() -> list[Extension]:
     # This file also runs for questions, such as for the version, and for editable installs.
     if not {"bdist_wheel", "build_ext", "build"}.intersection(sys.argv):
@@ -377,14 +401,15 @@ def extensions() -> list[Extension]:
         "--config-file=",
         "--no-warn-no-return",
     ]
-    made: list[Extension] = mypycify(
-        [*options, *modules],
-        opt_level=OPTIMISATION,
-        debug_level="0",
-        multi_file=True,
-        group_name="mqd",
-        target_dir=GENERATED,
-    )
+    with ticking("generating C"):
+        made: list[Extension] = mypycify(
+            [*options, *modules],
+            opt_level=OPTIMISATION,
+            debug_level="0",
+            multi_file=True,
+            group_name="mqd",
+            target_dir=GENERATED,
+        )
     for extension in made:
         # Other compilers warn of other things.
         extension.extra_compile_args = [flag for flag in extension.extra_compile_args if flag != "-Werror"]

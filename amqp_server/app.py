@@ -22,7 +22,7 @@ import trio
 
 from amqp_server import logs
 from amqp_server.backpressure import Backpressure
-from amqp_server.broker.access.password import hash_cheaply
+from amqp_server.broker.access.password import hash_cheaply, hash_like_rabbitmq
 from amqp_server.broker.access.permissions import Permission
 from amqp_server.broker.access.users import UserRefused, hashed
 from amqp_server.broker.alarms import Alarms
@@ -37,18 +37,20 @@ from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership.membership import check_alone, drop_copies
-from amqp_server.config import Config, age_ms
+from amqp_server.conditions import ConditionWatch
+from amqp_server.config import VERSION, Config, age_ms
 from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.http_backend import HttpBackend
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.connection.sockets import poll_task
-from amqp_server.connection.sockets.listener import ListenError, Server, listen
+from amqp_server.connection.sockets.listener import ListenError, Server, begin_listening, bind, listen
 from amqp_server.connection.sockets.poller import Poller
 from amqp_server.connection.sockets.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished_publishes import UnfinishedWatch
 from amqp_server.connection.unread_output import UntakenWatch
 from amqp_server.descriptors import Descriptors
+from amqp_server.draining import Draining
 from amqp_server.driver import Driver
 from amqp_server.imports import imported
 from amqp_server.management.serving.delayed_start import quiet_or_asked
@@ -56,6 +58,7 @@ from amqp_server.resources import ResourceWatch
 from amqp_server.secret_files import SecretFileError, read_password
 from amqp_server.startup import start_time
 from amqp_server.startup.administrator import reset_administrator
+from amqp_server.startup.doubts import doubts
 from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
 from amqp_server.startup.options import Reread, command_line
 from amqp_server.startup.reload import Reload, Reloaded
@@ -203,6 +206,13 @@ class Node:
             config, alarms, Path(environment.directory), environment.free_bytes, self.descriptors
         )
         self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
+        self.draining = Draining(self.server, self.cluster)
+        self.conditions = ConditionWatch(
+            config,
+            alarms,
+            failed_queues=lambda: len(self.broker.failures.stopped()),
+            has_majority=self._has_majority,
+        )
         if parts is not None:
             self.reload.certificates.append(self._links_tls(parts))
         self.amqp_address = self.amqps_address = self.http_address = self.metrics_address = ""
@@ -255,8 +265,9 @@ class Node:
         config, environment = self.config, self.environment
         directory, incarnation = begin(environment, clock)
         host, port = config.peer_addresses[config.node]
+        option = "cluster_listen" if config.cluster_listen else "peers"
         address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        mesh = make_mesh(config, environment, incarnation, listen(address, config.listen_backlog))
+        mesh = make_mesh(config, environment, incarnation, listen(option, address, config.listen_backlog))
         return make_parts(
             config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
         )
@@ -332,6 +343,9 @@ class Node:
         broker.propose(PutUser(user))
         broker.propose(SetPermission(Permission(user.name, config.default_vhost, ".*", ".*", ".*")))
 
+    def _has_majority(self) -> bool:
+        return self.administration is None or self.administration.has_majority()
+
     def _go_on(self, cluster: ClusterNode) -> None:
         """Read this member's data from disk, and start as a member."""
         recovery.recover(self.broker, self._journal)
@@ -344,6 +358,13 @@ class Node:
     ) -> None:
         """Serve until SIGTERM or SIGINT. Raises ListenError, ClusterError, CommitFailed, Fatal."""
         config, turn = self.config, self.broker.turn
+        # Before the recovery, which may take long: an address that is taken is an error of the first second.
+        # Clients are refused until the sockets listen.
+        sockets = {
+            option: bind(option, address)
+            for option in ("amqp", "amqps", "http", "metrics")
+            if (address := getattr(config, option))
+        }
         if self.cluster is None:
             check_alone(self.broker.metadata, config.data_dir)
             drop_copies(Groups(self.environment))
@@ -356,22 +377,20 @@ class Node:
             self.cluster.check_directory()
             if not self.cluster.stood_alone:
                 turn.run(self._go_on, self.cluster)
-        listening: list[tuple[socket.socket, ListenerTLS | None]] = []
-        listening.append((listen(config.amqp, config.listen_backlog), None))
-        self.amqp_address = _address(listening[0][0])
-        if config.amqps:
+        listening: list[tuple[socket.socket, ListenerTLS | None]] = [(sockets["amqp"], None)]
+        self.amqp_address = _address(sockets["amqp"])
+        if "amqps" in sockets:
             certificate = ListenerTLS(config)
-            listening.append((listen(config.amqps, config.listen_backlog), certificate))
-            self.amqps_address = _address(listening[-1][0])
+            listening.append((sockets["amqps"], certificate))
+            self.amqps_address = _address(sockets["amqps"])
             self.reload.certificates.append(certificate)
-        http = None
-        if config.http:
-            http = listen(config.http, config.listen_backlog)
+        http, metrics = sockets.get("http"), sockets.get("metrics")
+        if http is not None:
             self.http_address = _address(http)
-        metrics = None
-        if config.metrics:
-            metrics = listen(config.metrics, config.listen_backlog)
+        if metrics is not None:
             self.metrics_address = _address(metrics)
+        for option, sock in sockets.items():
+            begin_listening(option, sock, config.listen_backlog)
         self.descriptors.tell()
         _settle_collector()
         async with trio.open_nursery() as background:
@@ -407,6 +426,8 @@ class Node:
             turn.run(self.broker.topology.declare_event_exchange)
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
+                serving.start_soon(self.conditions.run)
+                serving.start_soon(self.draining.run)
                 serving.start_soon(self._shovel)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
@@ -419,6 +440,9 @@ class Node:
                 with trio.open_signal_receiver(signal.SIGTERM, signal.SIGINT, signal.SIGHUP) as signals:
                     # A supervisor may send SIGTERM as soon as it reads the ready line.
                     announce(self)
+                    logger.info("%s", in_force(self))
+                    for doubt in doubts(config):
+                        logger.warning("%s", doubt)
                     async for number in signals:
                         if number != signal.SIGHUP:
                             break
@@ -451,6 +475,8 @@ class Node:
             broker=broker,
             commits=self.commits,
             resources=self.resources,
+            reload=self.reload,
+            draining=self.draining,
             backpressure=self.backpressure,
             descriptors=self.descriptors,
             password_checks=self.password_checks,
@@ -544,6 +570,27 @@ class Node:
             session.force_close("broker forced connection closure with reason 'shutdown'")
 
 
+def in_force(node: Node) -> str:
+    """Return the line of the log about a node that has started: what runs, where, and by which limits."""
+    config, watch = node.config, node.resources
+    listeners = {
+        "amqp": node.amqp_address,
+        "amqps": node.amqps_address,
+        "http": node.http_address,
+        "metrics": node.metrics_address,
+        "cluster": config.cluster_listen or "{}:{}".format(*config.peer_addresses[config.node])
+        if config.peers
+        else "",
+    }
+    served = ", ".join(f"{name} {address}" for name, address in listeners.items() if address)
+    return (
+        f"mqd {VERSION} ({BUILD}) has started as node {config.node}; listeners: {served}; data directory: "
+        f"{Path(config.data_dir).resolve()}; limits: memory {watch.memory_limit_bytes} bytes, free disk "
+        f"{watch.disk_free_min_bytes} bytes, connections {node.descriptors.connections_max}, message "
+        f"{config.message_bytes_max} bytes"
+    )
+
+
 def _settle_collector() -> None:
     """Exclude the objects that exist now from garbage collection: they stay."""
     gc.collect()
@@ -591,6 +638,8 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
     gc.disable()
     if not lasts:
         hash_cheaply()
+    if config.password_hashing == "rabbitmq":
+        hash_like_rabbitmq()
     try:
         # Checked at every start, not only at the first: an operator who names the file needs to know that it
         # can be read.
@@ -669,10 +718,9 @@ def _way_back(config: Config, corrupt: StoreCorrupt) -> str:
             f"Replace {config.data_dir} by an empty data directory and start node '{config.node}': the "
             "other nodes fill it. Durable classic queues of this node can only come from a backup"
         )
-    return f"Replace {config.data_dir} by a backup, or start the node with an empty data directory "
-
-
-"(--data-dir)"
+    return (
+        f"Replace {config.data_dir} by a backup, or start the node with an empty data directory (--data-dir)"
+    )
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:

@@ -190,6 +190,13 @@ class Config:
         low=0.1,
         high=86_400,
     )
+    certificate_alarm_days: int = option(
+        14,
+        "Raise an alarm, which blocks nobody, when a certificate expires within this time; 0: never.",
+        unit="days",
+        low=0,
+        high=10_000,
+    )
     tls_client_certificate: bool = option(
         False, "Refuse TLS clients without a certificate that tls_ca_file has signed."
     )
@@ -375,6 +382,13 @@ class Config:
         unit="s",
         low=0,
         high=600,
+    )
+    drain_connections_per_s: int = option(
+        100,
+        "Connections that a node closes in a second after `mqctl drain`.",
+        unit="connections/s",
+        low=1,
+        high=1_000_000,
     )
     rebalance_ms: int = option(
         2_000,
@@ -975,6 +989,20 @@ class Config:
         low=0,
         high=1 << 50,
     )
+    clock_step_max_s: float = option(
+        60.0,
+        "Raise an alarm, which blocks nobody, when the wall clock was set forward or back by more than this.",
+        unit="s",
+        low=1,
+        high=86_400_000,
+    )
+    clock_alarm_s: float = option(
+        3_600.0,
+        "How long the alarm of a clock that was set lasts, if the clock is not set right before.",
+        unit="s",
+        low=1,
+        high=86_400_000,
+    )
 
     switch_fast_path: bool = option(
         True,
@@ -1012,6 +1040,12 @@ class Config:
         "Password of default_user, if there is no default_password_file. Other users of this machine can "
         "see it in ps.",
         kind="text",
+    )
+    password_hashing: str = option(
+        "argon2id",
+        "How new passwords are hashed. rabbitmq: as RabbitMQ does (salted SHA-256, weaker), and hashes from "
+        "RabbitMQ stay as they are, so that users can go back to RabbitMQ by definitions.",
+        choices=("argon2id", "rabbitmq"),
     )
     default_password_file: str = option(
         "",
@@ -1620,7 +1654,7 @@ def allowed_values(declared: Field[Any]) -> str:
         *others, last = about["choices"]
         return f"{', '.join(others)} or {last}"
     if about["kind"] == "memory":
-        return "an amount of bytes such as 2GiB, or a share of the memory above 0.0 and up to 1.0"
+        return "an amount of bytes such as 2GiB, or a share of the memory such as 0.6, up to 1.0"
     if about["kind"].startswith("address"):
         return "host:port such as 127.0.0.1:5672" + (", or empty" if about["kind"].endswith("off") else "")
     if about["kind"].startswith("age"):
@@ -1636,6 +1670,8 @@ def check(declared: Field[Any], value: object) -> None:
     """Raises InvalidOption unless the field may hold this value."""
     if not _allowed(declared, value):
         spelling = hint(value, declared.metadata["choices"])
+        if isinstance(value, str) and declared.metadata["unit"] == "bytes":
+            spelling += ", as a whole number with or without a unit, such as 1536MiB"
         raise InvalidOption(declared.name, value, allowed_values(declared) + spelling)
 
 

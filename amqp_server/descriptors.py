@@ -92,13 +92,13 @@ class Descriptors:
         self._refused = False
         raised = ALARM in self._alarms.names()
         if refused or used >= self.limit - self.reserved // 4:
+            measured = (
+                f"{used} of {self.limit} descriptors are in use, {self.clients} of them by clients (at most "
+                f"{self.clients_max}); new connections are refused until it clears"
+            )
             if not raised:
-                logger.warning(
-                    "file descriptor limit alarm set: %d of %d descriptors are in use, %d of them by clients (at most %d); "
-                    "new connections are refused until it clears",
-                    *(used, self.limit, self.clients, self.clients_max),
-                )
-            self._alarms.set_limit(ALARM, True)
+                logger.warning("file descriptor limit alarm set: %s", measured)
+            self._alarms.set_limit(ALARM, True, measured)
         elif raised and self._has_room(used):
             logger.warning("file descriptor limit alarm cleared: %d of %d are in use", used, self.limit)
             self._alarms.set_limit(ALARM, False)

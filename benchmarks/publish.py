@@ -53,7 +53,7 @@ STREAM_ROWS = (
     ("group-members", "msg/s, group", "a group of four members over eight partitions (msg/s)"),
     ("cluster-stream", "append msg/s", "three nodes: append, confirmed, one publisher (msg/s)"),
 )
-HEAD = "| | mqd | RabbitMQ | ratio | CPU µs, mqd / RabbitMQ |\n| --- | ---: | ---: | ---: | ---: |"
+HEAD = "| | mqd | RabbitMQ | times better | times less CPU |\n| --- | ---: | ---: | ---: | ---: |"
 LONG_HEAD = "| | | mqd | RabbitMQ | ratio | wanted | CPU µs, mqd / RabbitMQ |\n| --- | --- | ---: | ---: | ---: | --- | ---: |"
 
 Document = Mapping[str, Any]
@@ -81,7 +81,7 @@ def short_table(document: Document, rows: Sequence[tuple[str, str, str]]) -> str
     lines = [HEAD]
     for scenario, figure, title in rows:
         record = by_name[scenario, figure]
-        lines.append(f"| {title} | {_values(record)} | {_ratio(record)} | {_cpu(document, scenario)} |")
+        lines.append(f"| {title} | {_values(record)} | {_better(record)} | {_less_cpu(document, scenario)} |")
     return "\n".join([*lines, "", _run(document)])
 
 
@@ -109,12 +109,28 @@ def _ratio(record: Record) -> str:
     return f"**{told}**" if told and record["met"] is False else told
 
 
+def _better(record: Record) -> str:
+    """Return how many times better mqd is, also where less is better: then the target is an upper limit."""
+    ratio = record["ratio"]
+    if not ratio:
+        return ""
+    return number(1 / ratio if "≤" in (record["bar"] or "") else ratio)
+
+
+def _less_cpu(document: Document, scenario: str) -> str:
+    own, other = (_median_cpu(document, scenario, broker) for broker in ("mqd", "rabbitmq"))
+    return number(other / own) if own and other else ""
+
+
+def _median_cpu(document: Document, scenario: str, broker: str) -> float | None:
+    rounds = document["rounds"][scenario].get(broker, {"rounds": []})["rounds"]
+    found = [one[CPU_US] for one in rounds if CPU_US in one]
+    return median(found) if found else None
+
+
 def _cpu(document: Document, scenario: str) -> str:
-    medians = []
-    for broker in ("mqd", "rabbitmq"):
-        rounds = document["rounds"][scenario].get(broker, {"rounds": []})["rounds"]
-        found = [one[CPU_US] for one in rounds if CPU_US in one]
-        medians.append(number(median(found)) if found else "-")
+    found = [_median_cpu(document, scenario, broker) for broker in ("mqd", "rabbitmq")]
+    medians = [number(each) for each in found]
     return "" if medians == ["-", "-"] else " / ".join(medians)
 
 

@@ -280,6 +280,18 @@ def test_pattern_in_a_users_life(raw: Raw, ctl: Ctl, stage: Stage) -> None:
         ctl("delete_user", user)
 
 
+def test_user_id_of_somebody_else_from_an_impersonator(stage: Stage, raw: Raw, ctl: Ctl) -> None:
+    exchange = stage.declare("exchange", stage.name("x", ("write",)))
+    ctl("set_user_tags", stage.user, "impersonator")
+    try:
+        client = raw(user=stage.user, password=stage.user)
+        client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+        client.publish(b"x", exchange=exchange, properties=commands.Basic.Properties(user_id="guest"))
+        client.read(commands.Basic.Ack)
+    finally:
+        ctl("set_user_tags", stage.user)
+
+
 @pytest.mark.parametrize("claimed", ["guest", "nobody"])
 def test_user_id_of_somebody_else(stage: Stage, user: RawClient, claimed: str) -> None:
     exchange = stage.declare("exchange", stage.name("x", ("write",)))

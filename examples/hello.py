@@ -1,8 +1,13 @@
 """A first message: published to a durable queue with a confirm, and received."""
 
+import sys
+
 import pika
 
-connection = pika.BlockingConnection(pika.URLParameters("amqp://guest:guest@127.0.0.1:5672/"))
+port = int(sys.argv[1]) if len(sys.argv) > 1 else 5672
+connection = pika.BlockingConnection(
+    pika.ConnectionParameters("127.0.0.1", port)
+)  # as guest, with password guest
 channel = connection.channel()
 channel.confirm_delivery()  # basic_publish returns when the broker has the message on disk
 channel.queue_declare("hello", durable=True)

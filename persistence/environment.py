@@ -62,6 +62,8 @@ _KINDS = (
     ("spill", True),
     (STREAMS, True),
 )
+#: What an empty file system, or a container's volume, may have; number of other files that a warning names.
+_HARMLESS, _NAMED_MAX = {"lost+found", ".keep", ".gitkeep"}, 3
 _FOUND = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a FIFO"),
@@ -361,9 +363,16 @@ class Environment(Metadata, LmdbStore):
 
 
 def _lock(directory: Path) -> int:
+    if os.path.lexists(directory) and not directory.is_dir():
+        found = "a link that leads nowhere" if directory.is_symlink() and not directory.exists() else "a file"
+        raise DataDirectoryUnusable(
+            f"the data directory {directory} is {found}, not a directory. Give --data-dir the directory that the "
+            "node's data goes to; it is made if it is missing."
+        )
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         _check_kinds(directory)
+        _warn_of_strangers(directory)
         lock = os.open(
             directory / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600
         )
@@ -384,6 +393,20 @@ def _lock(directory: Path) -> int:
     os.ftruncate(lock, 0)
     os.pwrite(lock, b"%d\n" % os.getpid(), 0)
     return lock
+
+
+def _warn_of_strangers(directory: Path) -> None:
+    """Warn of an operator's likely mistake: a new node in a directory that something else uses."""
+    own = {name.partition("/")[0] for name, _ in _KINDS}
+    found = sorted(entry.name for entry in os.scandir(directory) if entry.name not in own | _HARMLESS)
+    if not found or (directory / "main").exists():
+        return
+    more = f" and {len(found) - _NAMED_MAX} more" if len(found) > _NAMED_MAX else ""
+    logger.warning(
+        "the data directory %s is new to mqd, but not empty: it has %s%s. Is it the right one (--data-dir)? They stay "
+        "as they are",
+        *(directory, ", ".join(map(repr, found[:_NAMED_MAX])), more),
+    )
 
 
 def _check_kinds(directory: Path) -> None:

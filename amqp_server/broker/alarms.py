@@ -1,22 +1,34 @@
 """Memory and disk alarms: while one is raised, publishers are blocked; consumers never are. And alarms that
-block nobody.
+block nobody, and conditions that an operator has to know of.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from typing import NamedTuple
 
 logger = logging.getLogger("mqd.alarms")
+
+
+class Raised(NamedTuple):
+    """An alarm or condition as operators see it."""
+
+    name: str
+    text: str
+    blocks_publishers: bool
 
 
 class Alarms:
     """The alarms of the node, by name of the resource that is low."""
 
     def __init__(self) -> None:
-        self._raised: dict[str, None] = {}
+        #: What was measured when it was raised.
+        self._raised: dict[str, str] = {}
         #: Those that block no publisher.
-        self._limits: set[str] = set()
+        self._limits: dict[str, str] = {}
+        #: Conditions that are no alarms in RabbitMQ; its checks of alarms do not fail because of them.
+        self._conditions: dict[str, str] = {}
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
@@ -35,12 +47,36 @@ class Alarms:
     def names(self) -> list[str]:
         return sorted({*self._raised, *self._limits})
 
-    def set_limit(self, name: str, raised: bool) -> None:
+    def told(self) -> list[Raised]:
+        """Return all alarms and conditions, those that block publishers first."""
+        found = [Raised(name, self._raised[name], True) for name in sorted(self._raised)]
+        for kind in (self._limits, self._conditions):
+            found += [Raised(name, kind[name], False) for name in sorted(kind)]
+        return found
+
+    def set_limit(self, name: str, raised: bool, measured: str = "") -> None:
         """Raise or clear an alarm that blocks no publisher."""
         if raised is (name in self._limits):
             return
-        (self._limits.add if raised else self._limits.discard)(name)
+        if raised:
+            self._limits[name] = measured
+        else:
+            del self._limits[name]
         self._tell()
+
+    def set_condition(self, name: str, text: str) -> None:
+        """Set a condition with a text that says what is wrong and what to do, or clear it: an empty text. Log
+        both; a text that changes is not logged again.
+        """
+        before = self._conditions.get(name, "")
+        if text:
+            self._conditions[name] = text
+        else:
+            self._conditions.pop(name, None)
+        if text and not before:
+            logger.warning("%s alarm set on this node: %s", name, text)
+        elif before and not text:
+            logger.warning("%s alarm cleared on this node", name)
 
     def set(self, resource: str, raised: bool, measured: str = "") -> None:
         """Raise or clear the alarm of a resource (memory, disk), and log that. `measured` is what was found,
@@ -51,7 +87,7 @@ class Alarms:
         name = resource.removesuffix(" space")
         found = f": {measured}" if measured else ""
         if raised:
-            self._raised[resource] = None
+            self._raised[resource] = measured
             # In RabbitMQ's words, because operators' tools look for them.
             logger.warning(
                 "%s resource limit alarm set on this node%s. Publishers will be blocked until this alarm clears",

@@ -85,6 +85,9 @@ class DeadLetterSender:
         self._clock = clock
         #: Dead letters that did not go to a queue because the message has died there before.
         self.cycles = 0
+        #: Numbers of dead letters, by type of the queue, strategy and reason. With at-least-once, those that
+        #: their targets have.
+        self.counts: dict[tuple[str, str, Reason], int] = {}
         #: When a cycle was last logged, by queue, and those that were not logged since.
         self._logged: dict[tuple[str, str], tuple[int, int]] = {}
 
@@ -103,10 +106,31 @@ class DeadLetterSender:
         or very many headers, or a long way to its targets, none of them has it yet: see
         quorum_queue.ports.DeadLetters for the steps of the returned iterator.
         """
+        assert run.contents is not None
+        count = len(run.contents)
+        if done is None:
+            self._count(queue, "at_most_once", reason, count)
+        else:
+            done = self._counting(queue, reason, count, done)
         parts = self._parts(queue, run, reason, done, letter)
         for _ in parts:
             return parts
         return None
+
+    def _count(self, queue: Queue, strategy: str, reason: Reason, count: int) -> None:
+        if queue.effective.dead_letter_exchange is not None:
+            key = queue.type.name, strategy, reason
+            self.counts[key] = self.counts.get(key, 0) + count
+
+    def _counting(
+        self, queue: Queue, reason: Reason, count: int, done: Callable[[bool], None]
+    ) -> Callable[[bool], None]:
+        def counted(taken: bool) -> None:
+            if taken:
+                self._count(queue, "at_least_once", reason, count)
+            done(taken)
+
+        return counted
 
     def _parts(
         self,

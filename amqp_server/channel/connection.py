@@ -11,6 +11,8 @@ from amqp_server.config import Config
 from amqp_server.errors import SoftError
 
 if TYPE_CHECKING:
+    from amqp_server.broker.access.http_permissions import RemoteGrant
+    from amqp_server.broker.access.token_permissions import Grant
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.declared.operations import Operation
     from amqp_server.broker.topology.queue import Target
@@ -24,6 +26,10 @@ class ChannelClient(Protocol):
     #: The key of its permissions: the user's name, or the key of a grant.
     access: str
     name: str
+
+    @property
+    def grant(self) -> Grant | RemoteGrant | None:
+        """The grant of its token or of the HTTP backend; None for a user of this broker."""
 
     def can(self, capability: str) -> bool:
         """True if the client announced this capability."""

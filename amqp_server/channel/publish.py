@@ -233,6 +233,11 @@ def derived(
     )
 
 
+def _may_impersonate(channel: Channel) -> bool:
+    client = channel.connection.client
+    return client.access == ITSELF or channel.broker.access.impersonates(client.username, client.grant)
+
+
 def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     """Make a segment of one message that was assembled frame by frame.
 
@@ -246,7 +251,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     assert payload is not None
     properties = content.Properties.parse(payload, connection.config.table_depth_max)
     user_id = properties.text("user_id")
-    if user_id is not None and user_id != username and connection.client.access != ITSELF:
+    if user_id is not None and user_id != username and not _may_impersonate(channel):
         raise PreconditionFailed(
             f"user_id property set to '{user_id}' but authenticated user was '{username}'"
         )

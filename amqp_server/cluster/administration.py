@@ -11,7 +11,7 @@ import trio
 from amqp_server.broker.declared.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster.api_questions import Answerer, Unanswered
-from amqp_server.cluster.readiness import obstacle
+from amqp_server.cluster.readiness import has_majority, obstacle
 from amqp_server.cluster.topology_group import GROUP, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
 from amqp_server.errors import NotFound, PreconditionFailed, Unavailable
@@ -96,6 +96,10 @@ class Administration:
     def obstacle(self) -> str:
         """Return the reason why this node cannot change the topology now; empty if it can."""
         return obstacle(self._cluster.replicas.groups.get(GROUP))
+
+    def has_majority(self) -> bool:
+        group = self._cluster.replicas.groups.get(GROUP)
+        return group is not None and has_majority(group)
 
     def _node(self, name: str, address: str) -> dict[str, Any]:
         cluster = self._cluster

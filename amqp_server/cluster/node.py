@@ -657,9 +657,19 @@ class ClusterNode:
     async def drain(self, timeout_s: float) -> None:
         """Hand over the groups that this node leads."""
         with trio.move_on_after(timeout_s):
-            left = 1
-            while left:
-                left = self.maintenance.drain()
-                self._turn.end()
-                if left:
-                    await trio.sleep(TICK_S)
+            while self.give_leaders_away():
+                await trio.sleep(TICK_S)
+
+    def give_leaders_away(self) -> int:
+        """Hand over groups that this node leads, and accept no others until `take_leaders`. Return how many
+        are left.
+        """
+        left = self.maintenance.drain()
+        self._turn.end()
+        return left
+
+    def take_leaders(self) -> None:
+        """Lead groups again."""
+        self.replicas.draining = False
+        self.reach.tell()
+        self._turn.end()

@@ -18,10 +18,12 @@ if TYPE_CHECKING:
     from amqp_server.connection.login.password_checks import PasswordChecks
     from amqp_server.connection.login.tokens import Tokens
     from amqp_server.descriptors import Descriptors
+    from amqp_server.draining import Draining
     from amqp_server.management.request.questions import Others
     from amqp_server.management.statistics.sampler import Sampler
     from amqp_server.resources import ResourceWatch
     from amqp_server.shovels.shovels import Shovels
+    from amqp_server.startup.reload import Reload
     from persistence.commits.commit import Commit
 
 
@@ -31,6 +33,8 @@ class ManagedParts:
     broker: Broker
     commits: Commit
     resources: ResourceWatch
+    reload: Reload
+    draining: Draining
     backpressure: Backpressure
     descriptors: Descriptors
     password_checks: PasswordChecks

@@ -27,7 +27,12 @@ def cluster() -> None:
 )
 @pass_invocation
 def status(invocation: Invocation) -> None:
-    told = invocation.client.get("cluster")
+    try:
+        told = invocation.client.get("cluster")
+    except Failure as failure:
+        if failure.status != 404:
+            raise
+        told = _alone(invocation)
     if invocation.json:
         click.echo(json.dumps(told, ensure_ascii=False))
         return
@@ -38,7 +43,7 @@ def status(invocation: Invocation) -> None:
             node["address"],
             node.get("zone", ""),
             str(told["groups"].get(node["name"], 0)),
-            "leader of the topology" if _leads(told, node["name"]) else "leaving" if node["leaving"] else "",
+            _note(told, node),
         )
         for node in told["nodes"]
     ]
@@ -67,8 +72,30 @@ def cluster_status(ctx: click.Context) -> None:
     ctx.invoke(status)
 
 
-def _leads(told: dict[str, Any], name: str) -> bool:
-    return told["topology"] is not None and told["topology"]["leader"] == name
+def _alone(invocation: Invocation) -> dict[str, Any]:
+    """Return the state of a node without a cluster in the form of a cluster of one."""
+    name = invocation.client.get("overview")["node"]
+    node = {"name": name, "running": True, "address": "", "zone": "", "leaving": False}
+    return {
+        "node": name,
+        "stands_alone": True,
+        "majority": True,
+        "obstacle": "",
+        "nodes": [node],
+        "groups": {},
+        "groups_without_leader": 0,
+        "dead_links": [],
+        "disk_stalled": False,
+        "topology": None,
+    }
+
+
+def _note(told: dict[str, Any], node: dict[str, Any]) -> str:
+    if told.get("stands_alone"):
+        return "stands alone, without a cluster"
+    if told["topology"] is not None and told["topology"]["leader"] == node["name"]:
+        return "leader of the topology"
+    return "leaving" if node["leaving"] else ""
 
 
 @cluster.command("queues", help="Lists the replicated queues with their leaders and members.")

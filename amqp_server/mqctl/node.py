@@ -70,23 +70,59 @@ def status(invocation: Invocation) -> None:
         click.echo(json.dumps(told | {"totals": totals}, ensure_ascii=False))
         return
     click.echo(f"{overview['product_name']} {overview['product_version']}, {overview['build']}")
-    told = invocation.client.check("health", "checks", "alarms")
-    limits = [(each["node"], each["resource"]) for each in told.get("alarms", ())]
+    raised = invocation.client.get("alarms")
     for node in nodes:
         if not node["running"]:
             click.echo(f"node {node['name']} does not answer")
             continue
-        alarms = [name for name in ("mem_alarm", "disk_free_alarm") if node[name]]
-        # Nodes have no field of their own for it, as in RabbitMQ.
-        alarms += [each for name, each in limits if name == node["name"] and each == "file_descriptor_limit"]
-        click.echo(f"node {node['name']}, process {node['os_pid']}, up {node['uptime'] // 1000} s")
-        click.echo(f"memory {node['mem_used']} of {node['mem_limit']} bytes")
-        click.echo(f"disk {node['disk_free']} bytes free, at least {node['disk_free_limit']}")
-        click.echo(f"alarms {', '.join(alarms) or 'none'}")
+        click.echo(f"node {node['name']}, process {node['os_pid']}, up {lasted(node['uptime'] // 1000)}")
+        click.echo(f"  memory {size(node['mem_used'])} of {size(node['mem_limit'])}")
+        free, least = size(node["disk_free"]), size(node["disk_free_limit"])
+        click.echo(f"  disk {free} free, publishers are blocked below {least}")
+        click.echo(f"  descriptors {node['fd_used']} of {node['fd_total']}")
+        if node["being_drained"]:
+            click.echo("  drained: it accepts no clients until `mqctl revive`")
+        here = [alarm for alarm in raised if alarm["node"] == node["name"]]
+        alarms = {ALARMS.get(alarm["name"].split(" ")[0], alarm["name"]) for alarm in here}
+        # A node of an earlier version tells only these.
+        alarms |= {name for name in ("mem_alarm", "disk_free_alarm") if node[name]}
+        click.echo(f"  alarms {', '.join(sorted(alarms)) or 'none'}")
+        for alarm in here:
+            blocks = " (publishers are blocked)" if alarm["blocks_publishers"] else ""
+            click.echo(f"    {alarm['name']}{blocks}: {alarm['text'] or 'no more is known'}")
+    click.echo("listeners")
     for listener in listeners:
-        click.echo(f"listener {listener['protocol']} {listener['ip_address']}:{listener['port']}")
+        click.echo(
+            f"  {listener['protocol']} {listener['ip_address']}:{listener['port']} on {listener['node']}"
+        )
+    click.echo("totals")
     for name, amount in totals.items():
-        click.echo(f"{name} {amount}")
+        if isinstance(amount, int):
+            click.echo(f"  {name.replace('_', ' ')} {amount:,}")
+
+
+#: The fields of a node for RabbitMQ's alarms, by the first word of their names.
+ALARMS = {"memory": "mem_alarm", "disk": "disk_free_alarm"}
+
+
+def size(octets: int) -> str:
+    """Return a number of bytes as people read it: `1.5 GiB`."""
+    for unit, name in ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if octets >= unit:
+            return f"{octets / unit:.1f}".removesuffix(".0") + f" {name}"
+    return f"{octets} bytes"
+
+
+def lasted(seconds: int) -> str:
+    """Return a duration as people read it: `3 d 4 h`."""
+    for unit, name, smaller, smaller_name in (
+        (86_400, "d", 3_600, "h"),
+        (3_600, "h", 60, "min"),
+        (60, "min", 1, "s"),
+    ):
+        if seconds >= unit:
+            return f"{seconds // unit} {name} {seconds % unit // smaller} {smaller_name}"
+    return f"{seconds} s"
 
 
 @mqctl.command(

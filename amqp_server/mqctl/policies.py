@@ -52,7 +52,8 @@ def _commands(word: str, title: str, path: str, many: str) -> None:
         try:
             told = json.loads(definition)
         except ValueError as failure:
-            raise Failure(f"the definition is not JSON: {failure}", DATA_ERROR) from None
+            text = f'the definition is not JSON, such as {{"max-length": 5}}: {failure}'
+            raise Failure(text, DATA_ERROR) from None
         body = {"pattern": pattern, "definition": told, "priority": priority, "apply-to": apply_to}
         invocation.client.put(path, vhost, name, body=body)
 

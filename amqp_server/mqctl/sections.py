@@ -10,6 +10,7 @@ import click
 #: Title of each section, by the module of mqctl that has its commands; in the order in which they are shown.
 TITLES = {
     "node": "The node",
+    "operating": "Options in force, maintenance, reports",
     "diagnostics": "Checks and diagnostics",
     "lists": "Lists",
     "explain": "Why an object is as it is",

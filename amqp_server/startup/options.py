@@ -10,7 +10,7 @@ import os
 import re
 import stat
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field, fields
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +29,7 @@ from amqp_server.config import (
     parse_bytes,
 )
 from amqp_server.spelling import closest, unknown
+from amqp_server.startup.foreign_names import ignored_variables, option_for
 
 PROGRAM = "mqd"
 USAGE_EXIT = 2
@@ -38,8 +39,23 @@ _OF_THE_BUILD = {f"{ENVIRONMENT}PURE", f"{ENVIRONMENT}BUILD_JOBS", f"{ENVIRONMEN
 #: Variables that Kubernetes sets in every container for a service with the name mqd, or mqd-something.
 _OF_A_SERVICE = re.compile(r"_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)$")
 
-#: Reads the configuration again. Raises InvalidOption.
-Reread = Callable[[], Config]
+
+class Reread:
+    """Reads the configuration again, and knows where its values come from."""
+
+    def __init__(self, read: Callable[[dict[str, str]], Config]) -> None:
+        """`read` returns the configuration, and puts the sources of its values into the table."""
+        self._read = read
+        #: By option, in words; options with their default are left out.
+        self.sources: dict[str, str] = {}
+
+    def __call__(self) -> Config:
+        """Raises InvalidOption."""
+        sources: dict[str, str] = {}
+        config = self._read(sources)
+        self.sources = sources
+        return config
+
 
 _ON = frozenset({"1", "true", "yes", "on"})
 _OFF = frozenset({"0", "false", "no", "off"})
@@ -211,8 +227,10 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
         if key in RENAMED and RENAMED[key] not in values:
             _warn_of_old_name(f"{key} in {path}", RENAMED[key])
             values[RENAMED[key]] = values.pop(key)
+        elif isinstance(values[key], (dict, list)) and _is_table(values[key]):
+            raise click.BadParameter(f"{path}: {_table_text(key, values[key], known)}", ctx, param)
         elif key not in known:
-            raise click.BadParameter(f"{path}: {unknown('option', key, known)}", ctx, param)
+            raise click.BadParameter(f"{path}: {_unknown(key, known)}", ctx, param)
     switches = {declared.name for declared in fields(Config) if isinstance(declared.default, bool)}
     for key in switches & values.keys():
         if not isinstance(values[key], bool):
@@ -225,6 +243,35 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
         )
     ctx.default_map = values
     ctx.meta["file"] = path
+
+
+def _unknown(name: str, known: Iterable[str]) -> str:
+    """Return the text about an option that mqd does not have."""
+    own = option_for(name)
+    if not own:
+        return unknown("option", name, known)
+    return f"no option '{name}': in mqd it is '{_flag(own) if name.startswith('-') else own}'"
+
+
+def _is_table(value: object) -> bool:
+    """Return whether a value is a table of TOML (`[name]`), or an array of such (`[[name]]`)."""
+    return isinstance(value, dict) or (isinstance(value, list) and bool(value) and isinstance(value[0], dict))
+
+
+def _table_text(key: str, value: object, known: set[str]) -> str:
+    """Return what to do about a table: the options of mqd have none."""
+    table: dict[str, object] = value if isinstance(value, dict) else {}
+    inner = next((name for name in table if name in known), None)
+    example = f", such as {inner} = {_toml(table[inner])}" if inner is not None else ""
+    if not example and (own := option_for(key)):
+        example = f"; in mqd '{key}' is '{own}'"
+    return f"tables such as [{key}] are not allowed: all options stand at the top of the file{example}"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return repr(value).replace("'", '"')
 
 
 def _show_all(ctx: click.Context, param: click.Parameter, wanted: bool) -> None:
@@ -250,19 +297,55 @@ def _source(ctx: click.Context, name: str) -> str:
     return ""
 
 
+def _sources(ctx: click.Context) -> dict[str, str]:
+    """Return where each value that is no default comes from, in words."""
+    found: dict[str, str] = {}
+    for declared in fields(Config):
+        source = ctx.get_parameter_source(declared.name)
+        if source is ParameterSource.COMMANDLINE:
+            found[declared.name] = f"command line: {_flag(declared.name)}"
+        elif source is ParameterSource.ENVIRONMENT:
+            names = [declared.name, *_earlier_names(declared.name)]
+            variable = next((_variable(name) for name in names if _variable(name) in os.environ), "")
+            found[declared.name] = f"environment variable: {variable}"
+        elif source is ParameterSource.DEFAULT_MAP:
+            found[declared.name] = f"file: {ctx.meta['file']}"
+    return found
+
+
 def _fail(text: str) -> NoReturn:
     click.echo(f"{PROGRAM}: {text}", err=True)
     sys.exit(USAGE_EXIT)
 
 
+#: In click's text about an argument that is no option.
+_EXTRA = "unexpected extra argument"
+
+
+def _explain_extra(failure: click.UsageError) -> str:
+    given = failure.format_message().rpartition("(")[2].rstrip(")")
+    if given.split()[0].lower() in _ON | _OFF:
+        return f"'{given}' is no option: a switch takes no value; it is --http-page or --no-http-page, for example"
+    return (
+        f"'{given}' is no option: mqd is started by its name alone, and all settings are options (mqd --help)"
+    )
+
+
 def _explain(failure: click.ClickException) -> str:
     if isinstance(failure, click.NoSuchOption):
-        return unknown("option", failure.option_name, failure.possibilities or ())
+        return _unknown(failure.option_name, failure.possibilities or ())
+    if (
+        isinstance(failure, click.UsageError)
+        and failure.ctx is not None
+        and _EXTRA in failure.format_message()
+    ):
+        return _explain_extra(failure)
     if not isinstance(failure, click.BadParameter) or failure.param is None:
         return failure.format_message().replace("\n", " ")
     flag = failure.param.opts[0]
+    message = "a switch must be true or false" if "valid boolean" in failure.message else failure.message
     source = _source(failure.ctx, failure.param.name or "") if failure.ctx else ""
-    return f"{flag}{source}: {failure.message}"
+    return f"{flag}{source}: {message}"
 
 
 class Unreadable(InvalidOption):
@@ -281,13 +364,19 @@ def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn
     def main(args: Sequence[str] | None = None) -> NoReturn:
         given = list(sys.argv[1:] if args is None else args)
 
-        def reread() -> Config:
+        def read(sources: dict[str, str]) -> Config:
+            def configured(**values: Any) -> Config:
+                sources.update(_sources(click.get_current_context()))
+                return _configuration(**values)
+
             try:
-                config = _command(_configuration).main(given, PROGRAM, standalone_mode=False)
+                config = _command(configured).main(given, PROGRAM, standalone_mode=False)
             except click.ClickException as failure:
                 raise Unreadable(_explain(failure)) from None
             assert isinstance(config, Config)
             return config
+
+        reread = Reread(read)
 
         def start(**values: Any) -> int:
             try:
@@ -296,6 +385,7 @@ def command_line(run: Callable[[Config, Reread], int]) -> Callable[..., NoReturn
                 source = _source(click.get_current_context(), wrong.name)
                 _fail(f"--{wrong.name.replace('_', '-')}{source}: {wrong.reason}")
             _warn_of_strange_variables(os.environ)
+            reread.sources = _sources(click.get_current_context())
             return run(config, reread)
 
         try:
@@ -319,6 +409,8 @@ def _warn_of_strange_variables(environment: Mapping[str, str]) -> None:
     default.
     """
     known = {_variable(declared.name) for declared in fields(Config)} | {f"{ENVIRONMENT}CONFIG"}
+    for text in ignored_variables(environment):
+        click.echo(f"{PROGRAM}: warning: {text}", err=True)
     renamed = {_variable(old): _variable(new) for old, new in RENAMED.items()}
     for name in sorted(environment.keys() - _OF_THE_BUILD):
         if name in renamed:

@@ -1,17 +1,21 @@
-"""A running node reads certificates again when they change on disk, and the configuration at SIGHUP."""
+"""A running node reads certificates again when they change on disk, and the configuration at SIGHUP. An
+operator may change some options for as long as it runs.
+"""
 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Callable
-from dataclasses import fields
-from typing import Protocol
+from dataclasses import fields, replace
+from typing import Any, Protocol
 
 import trio
 
 from amqp_server import logs
 from amqp_server.config import Config, InvalidOption
 from amqp_server.resources import ResourceWatch
+from amqp_server.startup.options import Reread
 
 logger = logging.getLogger("mqd")
 
@@ -27,10 +31,14 @@ class Reload:
         config: Config,
         resources: ResourceWatch,
         log_limit: logs.LineLimit,
-        reread: Callable[[], Config] | None,
+        reread: Reread | None,
     ) -> None:
         #: The current configuration, except options that only take effect at a start.
         self._config = config
+        #: Where values come from that an operator has changed in the running node, by option.
+        self._changed: dict[str, str] = {}
+        #: The configuration that the parts of the node were made with.
+        self._began_with = config
         self._resources = resources
         self._log_limit = log_limit
         self._reread = reread
@@ -52,6 +60,28 @@ class Reload:
     def _set_disk_free(self, config: Config) -> None:
         self._resources.disk_free_min_bytes = config.disk_free_min_bytes
         self._resources.look()
+
+    def change(self, name: str, value: object, source: str) -> None:
+        """Change an option until the next start. Raises InvalidOption."""
+        config = replace(self._config, **{name: value})  # type: ignore[arg-type]
+        self._apply[name](config)
+        self._config = config
+        self._changed[name] = source
+
+    def in_force(self) -> list[dict[str, Any]]:
+        """Return all options with the values in force, and where these come from; no secrets."""
+        sources = {} if self._reread is None else self._reread.sources
+        now, began = dict(self._config.shown()), dict(self._began_with.shown())
+        rows = []
+        for declared in fields(self._config):
+            name = declared.name
+            source = self._changed.get(name) or sources.get(name, "default")
+            row = {"name": name, "value": _without_login((now if name in self._apply else began)[name])}
+            row |= {"source": source, "unit": declared.metadata["unit"]}
+            if name not in self._apply and now[name] != began[name]:
+                row["at_next_start"] = _without_login(now[name])
+            rows.append(row)
+        return rows
 
     async def watch_certificates(self) -> None:
         while True:
@@ -83,7 +113,16 @@ class Reload:
         for name in changed:
             if name in self._apply:
                 self._apply[name](config)
+                self._changed.pop(name, None)
         later = [name for name in changed if name not in self._apply]
         logger.info("the configuration was reloaded: %s", ", ".join(changed) or "nothing has changed")
         if later:
             logger.warning("takes effect only at the next start: %s", ", ".join(later))
+
+
+#: The user and the password in an address.
+_LOGIN = re.compile(r"(?<=://)[^/@\s]*@")
+
+
+def _without_login(value: object) -> object:
+    return _LOGIN.sub("***@", value) if isinstance(value, str) else value

@@ -103,7 +103,7 @@ def test_units_and_switches(started: Started, monkeypatch: pytest.MonkeyPatch) -
             ["--log-level", "inof"],
             "--log-level: 'inof' is not allowed; it must be debug, info, warning or error; did you mean 'info'?",
         ),
-        (["extra"], "Got unexpected extra argument"),
+        (["extra"], "'extra' is no option: mqd is started by its name alone"),
     ],
 )
 def test_wrong_option_is_one_line_and_exit_2(
@@ -137,7 +137,12 @@ def test_wrong_value_of_the_environment_is_named(
         ("channel_max = true", "True is not allowed"),
         ("switch_fast_path = 3", "switch_fast_path must be true or false"),
         ("node = 3", "3 is not allowed"),
-        ("[amqp]\nport = 1", "is not allowed; it must be host:port"),
+        (
+            "[amqp]\nport = 1",
+            "tables such as [amqp] are not allowed: all options stand at the top of the file",
+        ),
+        ("memory_limit = [{a = 1}]", "tables such as [memory_limit] are not allowed"),
+        ("[vm_memory_high_watermark]\nrelative = 0.6", "in mqd 'vm_memory_high_watermark' is 'memory_limit'"),
         ("node =", "Invalid value"),
     ],
 )
@@ -245,6 +250,27 @@ def test_configuration_is_read_again(started: Started, tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(InvalidOption, match=said):
             started.reread()
+
+
+def test_where_each_value_comes_from(
+    started: Started, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('log_level = "debug"\nheartbeat_s = 11\n')
+    monkeypatch.setenv("MQD_HEARTBEAT_S", "12")
+    monkeypatch.setenv("MQD_QUEUE_REVIVALS_MAX", "7")
+    assert run(started, "--config", str(file), "--node", "typed", "--no-http-page") == 0
+    assert started.reread.sources == {
+        "node": "command line: --node",
+        "http_page": "command line: --http-page",
+        "heartbeat_s": "environment variable: MQD_HEARTBEAT_S",
+        "queue_restart_tries_max": "environment variable: MQD_QUEUE_REVIVALS_MAX",
+        "log_level": f"file: {file}",
+    }
+    file.write_text("log_lines_max = 50\n")
+    started.reread()
+    assert started.reread.sources["log_lines_max"] == f"file: {file}"
+    assert "log_level" not in started.reread.sources
 
 
 @pytest.mark.parametrize(

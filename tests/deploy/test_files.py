@@ -228,3 +228,25 @@ def test_dockerfile_copies_what_the_build_needs() -> None:
     required = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
     versions = re.findall(r"^FROM python:3\.(\d+)", text, re.MULTILINE)
     assert versions and all(int(version) >= int(required.removeprefix(">=3.")) for version in versions)
+
+
+def test_kubernetes_takes_all_of_it() -> None:
+    """By the schema of Kubernetes' API server, with which unknown fields are errors."""
+    validate = pytest.importorskip("kubernetes_validate")
+    parts = list(yaml.safe_load_all(KUBERNETES.read_text()))
+    for part in parts:
+        validate.validate(part, validate.latest_version(), strict=True)
+    assert len(parts) == 4
+    parts[-1]["spec"]["template"]["spec"]["containers"][0]["livenessProbes"] = {}
+    with pytest.raises(validate.ValidationError):
+        validate.validate(parts[-1], validate.latest_version(), strict=True)
+
+
+def test_kubernetes_spreads_the_nodes_over_zones() -> None:
+    (stateful,) = [
+        part for part in yaml.safe_load_all(KUBERNETES.read_text()) if part["kind"] == "StatefulSet"
+    ]
+    pod = stateful["spec"]["template"]
+    (spread,) = pod["spec"]["topologySpreadConstraints"]
+    assert spread["topologyKey"] == "topology.kubernetes.io/zone"
+    assert spread["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()

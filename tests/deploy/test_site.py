@@ -56,7 +56,7 @@ def test_links_of_pages_lead_to_files_of_the_site(pages: Path) -> None:
                 assert (page.parent / path).is_file(), (page, link)
                 count += 1
     assert count > 200
-    assert "](deploy/mqd.example.toml)" in (pages / "index.md").read_text()
+    assert "](deploy/mqd.example.toml)" in (pages / "operating.md").read_text()
     assert "](../deploy/" not in (pages / "operating.md").read_text()
 
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from amqp_server.broker.access.http_permissions import BackendAnswers
 from amqp_server.broker.access.permissions import Permissions
-from amqp_server.broker.access.users import Users
+from amqp_server.broker.access.users import IMPERSONATOR, Users
 from amqp_server.broker.metadata import Metadata
 from amqp_server.config import HTTP_BACKEND, Config
 from quorum_queue.clock import Clock
+
+if TYPE_CHECKING:
+    from amqp_server.broker.access.http_permissions import RemoteGrant
+    from amqp_server.broker.access.token_permissions import Grant
 
 
 class Access:
@@ -39,3 +44,10 @@ class Access:
             match_total_ms=config.permission_match_total_ms,
             answers=self.answers,
         )
+
+    def impersonates(self, user: str, grant: Grant | RemoteGrant | None) -> bool:
+        """Return whether a user may publish in the name of others. `grant`: see Client.grant."""
+        if grant is not None:
+            return IMPERSONATOR in grant.tags
+        known = self.users.get(user)
+        return known is not None and IMPERSONATOR in known.tags

@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+import os
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -51,6 +52,7 @@ def _hasher() -> PasswordHasher:
 
 
 _cost = ARGON2_PASSES, ARGON2_KIB
+_like_rabbitmq = False
 
 
 def hash_cheaply() -> None:
@@ -61,9 +63,19 @@ def hash_cheaply() -> None:
     _cost = CHEAP_PASSES, CHEAP_KIB
 
 
+def hash_like_rabbitmq() -> None:
+    """Make hashes that RabbitMQ can read, and keep those that it has made. Called at the start, if at all."""
+    global _like_rabbitmq
+    _like_rabbitmq = True
+
+
 def hash_password(password: str) -> str:
     """Return the hash of a password. Slow on purpose."""
-    return _hasher().hash(password)
+    own = _hasher().hash(password)
+    if not _like_rabbitmq:
+        return own
+    salt = os.urandom(RABBITMQ_SALT_BYTES)
+    return f"sha256${base64.b64encode(salt + _new('sha256', salt + password.encode()).digest()).decode()}"
 
 
 def from_rabbitmq(algorithm: str, encoded: str) -> str:
@@ -126,14 +138,14 @@ def checked(encoded: str, password: str) -> tuple[bool, str]:
     if not encoded or digest in RABBITMQ_ALGORITHMS.values():
         # Compute an Argon2 hash in any case: the time must not show which users exist, or which of them came
         # from RabbitMQ.
-        own = hash_password(password)
+        own = _hasher().hash(password)
     if not encoded:
         return False, ""
     if digest in RABBITMQ_ALGORITHMS.values():
         raw = base64.b64decode(rest)
         salt, expected = raw[:RABBITMQ_SALT_BYTES], raw[RABBITMQ_SALT_BYTES:]
         same = hmac.compare_digest(_new(digest, salt + password.encode()).digest(), expected)
-        return same, own if same else ""
+        return same, own if same and not _like_rabbitmq else ""
     return _verify_own(encoded, password), ""
 
 

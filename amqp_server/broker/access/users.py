@@ -23,6 +23,8 @@ ADMINISTRATOR, MONITORING, POLICYMAKER, MANAGEMENT = (
     "policymaker",
     "management",
 )
+#: A user with this tag may publish messages with any `user_id`, as in RabbitMQ.
+IMPERSONATOR = "impersonator"
 
 
 class User(msgspec.Struct, frozen=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import socket
 import ssl
@@ -76,8 +77,10 @@ class AwaitedBackpressure(Backpressure, Protocol):
     def wait(self) -> Awaitable[None]: ...
 
 
-def listen(address: str, backlog: int) -> socket.socket:
-    """Return a listening socket. Raises ListenError, whose text says what to do."""
+def bind(option: str, address: str) -> socket.socket:
+    """Return a socket that is bound to the address of this option, and does not listen yet. Raises
+    ListenError, whose text says what to do.
+    """
     parsed = parse_address(address)
     assert parsed is not None
     host, port = parsed
@@ -86,15 +89,44 @@ def listen(address: str, backlog: int) -> socket.socket:
     try:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         sock.bind((host, port))
-        sock.listen(backlog)
     except OSError as error:
         sock.close()
-        raise ListenError(
-            f"cannot listen on {address}: {error.strerror or error}. Is another broker running there? "
-            "Choose another address with --amqp or --http."
-        ) from error
-    sock.setblocking(False)
+        raise ListenError(_why_not(option, address, host, port, error)) from error
     return sock
+
+
+def begin_listening(option: str, sock: socket.socket, backlog: int) -> None:
+    """Raises ListenError."""
+    try:
+        sock.listen(backlog)
+    except OSError as error:
+        host, port = sock.getsockname()[:2]
+        sock.close()
+        raise ListenError(_why_not(option, f"{host}:{port}", host, port, error)) from error
+    sock.setblocking(False)
+
+
+def listen(option: str, address: str, backlog: int) -> socket.socket:
+    """Return a listening socket. Raises ListenError, whose text says what to do."""
+    sock = bind(option, address)
+    begin_listening(option, sock, backlog)
+    return sock
+
+
+def _why_not(option: str, address: str, host: str, port: int, error: OSError) -> str:
+    """Return the reason and what to do about it."""
+    flag = f"--{option.replace('_', '-')}"
+    if isinstance(error, socket.gaierror):
+        advice = f"The name {host!r} does not resolve: give {flag} an address of this machine"
+    elif error.errno == errno.EADDRINUSE:
+        advice = f"Is another broker running there? Choose another port with {flag}, such as {host}:{port + 1 & 0xFFFF}"
+    elif error.errno == errno.EADDRNOTAVAIL:
+        advice = f"This machine has no such address: 0.0.0.0:{port} listens on all that it has ({flag})"
+    elif error.errno in (errno.EACCES, errno.EPERM):
+        advice = f"Ports below 1024 need a permission (CAP_NET_BIND_SERVICE): choose a higher one with {flag}"
+    else:
+        advice = f"Choose another address with {flag}"
+    return f"cannot listen on {address}: {error.strerror or error}. {advice}"
 
 
 class Server:
@@ -120,6 +152,8 @@ class Server:
             broker.access.users, broker.config, password_checks, None
         )
         self.transports: dict[Transport, None] = {}
+        #: False while the node is drained: it accepts no clients, except those within this process.
+        self.in_service = True
         #: Number of accepted connections, including those in the TLS handshake.
         self._open = 0
         #: Number of clients within this process so far.
@@ -186,6 +220,8 @@ class Server:
 
     def _admit_open(self, peer: str) -> HalfOpen | None:
         """Return a place for one more open connection, of this address; None if there is none."""
+        if not self.in_service and peer != WITHIN:
+            return None
         if self._open >= self.config.connections_max or not self.descriptors.take():
             return None
         place = self._admit(peer)
@@ -202,6 +238,10 @@ class Server:
 
     def _say_refused(self, peer: str) -> None:
         source = source_of(peer)
+        if not self.in_service:
+            if self.broker.log_limit.allows("connection to a drained node", source, 1):
+                logger.info("connection from %s refused: this node is drained (mqctl revive ends that)", peer)
+            return
         if self.broker.log_limit.allows("connection refused", source, 1):
             logger.warning(
                 "connection from %s refused: %d of at most %d connections are open, %d are logging in, %d of "

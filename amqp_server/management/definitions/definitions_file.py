@@ -18,6 +18,8 @@ Rest = Callable[[], Awaitable[None]]
 #: Characters of the first part of the text in which the end of an object is searched: most objects have a few
 #: hundred.
 PART = 4_096
+#: Characters in which line ends are counted in one step.
+STEP = 1 << 20
 _SPACE = re.compile(r"[ \t\n\r]*")
 #: Returns the position where a value ends.
 _scan = json.JSONDecoder().raw_decode
@@ -30,9 +32,28 @@ class _Malformed(Exception):
 async def decoded(body: bytes, rest: Rest, objects_max: int, object_bytes_max: int) -> dict[str, Any]:
     """Return the body as an object; `rest` is called between two short steps. Raises Refusal."""
     try:
-        return await _Reader((body or b"{}").decode(), rest, objects_max, object_bytes_max).run()
-    except (_Malformed, msgspec.MsgspecError, ValueError, RecursionError):
-        raise bad_request("failed_to_parse_json") from None
+        text = (body or b"{}").decode()
+    except UnicodeDecodeError as error:
+        raise bad_request(f"failed_to_parse_json: no UTF-8 at byte {error.start}") from None
+    reader = _Reader(text, rest, objects_max, object_bytes_max)
+    try:
+        return await reader.run()
+    except (_Malformed, msgspec.MsgspecError, ValueError, RecursionError) as error:
+        within = error.pos if isinstance(error, json.JSONDecodeError) else 0
+        place = await _place(text, reader.position + within, rest)
+        raise bad_request(f"failed_to_parse_json: {place}") from None
+
+
+async def _place(text: str, at: int, rest: Rest) -> str:
+    """Return a position in words, for people with an editor."""
+    if at >= len(text):
+        return "the text ends too early"
+    lines = 1
+    for start in range(0, at, STEP):
+        await rest()
+        lines += text.count("\n", start, min(start + STEP, at))
+    before = text.rfind("\n", 0, at)
+    return f"line {lines}, column {at - before}"
 
 
 class _Reader:
@@ -43,6 +64,11 @@ class _Reader:
         self._object_bytes_max = object_bytes_max
         self._left = objects_max
         self._at = 0
+
+    @property
+    def position(self) -> int:
+        """How far the text was read."""
+        return self._at
 
     async def run(self) -> dict[str, Any]:
         """Raises Refusal, _Malformed, msgspec.MsgspecError, ValueError, RecursionError."""

@@ -64,6 +64,8 @@ SECTIONS = (
     "queues",
     "bindings",
 )
+#: Names that clients cannot declare; exchanges that RabbitMQ makes for itself, such as that of its log.
+RESERVED, OF_RABBITMQ = "amq.", "amq.rabbitmq."
 SHA256, MD5 = "rabbit_password_hashing_sha256", "rabbit_password_hashing_md5"
 #: From this version of RabbitMQ on, a hash without an algorithm is a SHA-256 hash.
 SHA256_SINCE = (3, 6)
@@ -293,7 +295,10 @@ class Import:
 
     def _exchange(self, item: Item) -> base.Frame | None:
         vhost, name, type_ = item["vhost"], _text(item, "name"), _text(item, "type")
-        if not name or name.startswith("amq.") or self._has_exchange(vhost, name):
+        if not name or self._has_exchange(vhost, name) or name.startswith(OF_RABBITMQ):
+            return None
+        if name.startswith(RESERVED):
+            self._skip("exchanges", item, "names that begin with amq. are reserved")
             return None
         if type_ not in EXCHANGE_TYPES:
             self._skip("exchanges", item, f"exchange type {type_} is not supported")
@@ -316,7 +321,11 @@ class Import:
 
     def _queue(self, item: Item) -> base.Frame | None:
         vhost, name, arguments = item["vhost"], _text(item, "name"), _table(item)
-        if name.startswith("amq.") or name in self._queues(vhost):
+        if name in self._queues(vhost):
+            return None
+        if name.startswith(RESERVED):
+            # Named by a broker for a client that is gone.
+            self._skip("queues", item, "names that begin with amq. are reserved")
             return None
         type_of_item = _text_or_none(item, "type")
         if type_of_item is not None and QUEUE_TYPES.get(type_of_item) is not CLASSIC:

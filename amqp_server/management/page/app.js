@@ -1,9 +1,10 @@
 // The entry point: the login, the menu, and the page that the address names.
 
-import {listen, logOut, session} from "./api.js";
+import {get, listen, logOut, session} from "./api.js";
 import {append, button, fill, h} from "./dom.js";
 import {showLogin} from "./login.js";
-import {nodesMissing, places, problem, refused} from "./notice.js";
+import {alarmsRaised, nodesMissing, places, problem, refused} from "./notice.js";
+import {repeat} from "./poll.js";
 import {parse} from "./route.js";
 import {apply, themeSwitch} from "./theme.js";
 import {become, may, user} from "./user.js";
@@ -37,6 +38,7 @@ const DETAILS = {
 const main = h("main", {id: "main", tabindex: "-1"});
 const menu = h("nav", {id: "menu", "aria-label": "Pages"});
 let controller = new AbortController();
+let watching = new AbortController();
 let entered = false;
 
 function shell() {
@@ -113,6 +115,7 @@ async function show() {
 async function enter(reason) {
   entered = false;
   controller.abort();
+  watching.abort();
   document.querySelectorAll("dialog").forEach((dialog) => dialog.close());
   become(await showLogin(document.body, reason));
   await begin();
@@ -127,6 +130,9 @@ async function begin() {
     problem(error);
     return;
   }
+  watching = new AbortController();
+  const {signal} = watching;
+  repeat(signal, async () => alarmsRaised(await get(["alarms"], {}, signal)), () => {});
   await show();
 }
 

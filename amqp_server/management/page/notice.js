@@ -13,7 +13,23 @@ const notices = h("div", {class: "notices", role: "status", "aria-live": "polite
 const trouble = h("div", {class: "trouble", role: "alert", hidden: true});
 const missing = h("div", {class: "trouble missing", role: "status", hidden: true});
 
-export const places = [trouble, missing, notices];
+const raised = h("div", {class: "trouble alarms", role: "alert", "aria-label": "Alarms", hidden: true});
+
+export const places = [trouble, raised, missing, notices];
+
+/** Show the alarms of all nodes on each page, those that block publishers first. */
+export function alarmsRaised(rows) {
+  const lines = rows.map((row) => {
+    const blocks = row.blocks_publishers ? " Publishers are blocked." : "";
+    return `${row.node}: ${row.name} alarm: ${row.text || "no more is known"}.${blocks}`;
+  });
+  // The numbers in a text change all the time, and a screen reader reads out what changes.
+  const kinds = JSON.stringify(rows.map((row) => [row.node, row.name]));
+  if (raised.dataset.kinds === kinds) return;
+  raised.dataset.kinds = kinds;
+  raised.hidden = rows.length === 0;
+  fill(raised, h("ul", {}, lines.map((line) => h("li", {}, line))));
+}
 
 export function done(text) {
   const line = h("p", {class: "notice"}, text);

@@ -4,8 +4,14 @@ import {problem} from "./notice.js";
 
 export const EVERY_S = 5;
 
-/** Call `refresh` at intervals until `signal` ends it. Returns a function that calls it at once. */
-export function poll(signal, refresh, every_s = EVERY_S) {
+/** Like `repeat`; the page says why its data is not up to date. */
+export const poll = (signal, refresh) => repeat(signal, refresh, problem);
+
+/**
+ * Call `refresh` at intervals until `signal` ends it, and `told` with its error, or null. Returns a function that calls it
+ * at once.
+ */
+export function repeat(signal, refresh, told, every_s = EVERY_S) {
   let timer = 0;
   let running = false;
   let again = false;
@@ -22,9 +28,9 @@ export function poll(signal, refresh, every_s = EVERY_S) {
         again = false;
         await refresh();
       } while (again && !signal.aborted);
-      if (!signal.aborted) problem(null);
+      if (!signal.aborted) told(null);
     } catch (error) {
-      if (!signal.aborted && error.name !== "AbortError") problem(error);
+      if (!signal.aborted && error.name !== "AbortError") told(error);
     }
     running = false;
     if (!signal.aborted && !document.hidden) timer = setTimeout(run, every_s * 1000);

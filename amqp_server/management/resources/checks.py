@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import ssl
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import trio
 
 from amqp_server.broker.access.permissions import Access
+from amqp_server.conditions import certificate_ends
 from amqp_server.errors import AMQPError
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of
 from amqp_server.management.request.call import Call
@@ -17,12 +17,10 @@ from amqp_server.management.resources import queues
 from amqp_server.management.resources.messages import get_messages, publish_message
 from amqp_server.management.resources.node import listeners
 
-if TYPE_CHECKING:
-    from amqp_server.management.parts import ManagedParts
-
 ALIVENESS_QUEUE = "aliveness-test"
 #: Names of protocols as clients ask for them.
 PROTOCOLS = {"amqp091": "amqp", "amqp0.9.1": "amqp", "amqps": "amqp/ssl"}
+DRAINED = "this node is drained: `mqctl revive` puts it into service again"
 DAY_S = 86_400
 UNITS_S = {"days": DAY_S, "weeks": 7 * DAY_S, "months": 30 * DAY_S, "years": 365 * DAY_S}
 WITHIN_MAX = 100_000
@@ -107,40 +105,17 @@ async def certificate_expiration(call: Call) -> Any:
     if unit not in UNITS_S:
         raise bad_request(f"Time unit not recognised. Supported units: {', '.join(UNITS_S)}.")
     until = time.time() + int(within) * UNITS_S[unit]
-    files = _certificates(call.parts)
-    ends = [await trio.to_thread.run_sync(_ends, file) for file in files]
-    expired = [
-        _expiring(file, end) for file, end in zip(files, ends, strict=True) if end is None or end < until
-    ]
+    parts = call.parts
+    ends = await trio.to_thread.run_sync(certificate_ends, parts.config, parts.cluster is not None)
+    expired = [_expiring(file, end) for file, end in ends.items() if end is None or end < until]
     if expired:
         return _failed("Certificates expiring", expired=expired)
     return {"status": "ok"}
 
 
-def _certificates(parts: ManagedParts) -> list[str]:
-    """Return the files of the certificates that the node presents to clients and to other nodes."""
-    config = parts.config
-    files = [config.tls_cert_file] if config.amqps and config.tls_cert_file else []
-    if parts.cluster is not None and config.cluster_tls_cert_file:
-        files.append(config.cluster_tls_cert_file)
-    return files
-
-
 def _expiring(file: str, end: float | None) -> dict[str, str]:
     ends_on = "unknown" if end is None else time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(end))
     return {"file": file, "cert_expires_on": ends_on}
-
-
-def _ends(file: str) -> float | None:
-    """Return when the certificate in this file ends, s since 1970; None if there is none, so that the node
-    would not start.
-    """
-    try:
-        # The only way to use OpenSSL's parser without a handshake.
-        decoded: dict[str, Any] = ssl._ssl._test_decode_cert(file)  # type: ignore[attr-defined]
-    except (OSError, ValueError):
-        return None
-    return ssl.cert_time_to_seconds(decoded["notAfter"])
 
 
 async def mirror_sync_critical(call: Call) -> Any:
@@ -161,6 +136,8 @@ async def below_connection_limit(call: Call) -> Any:
 async def ready_to_serve(call: Call) -> Any:
     cluster = call.parts.administration
     obstacle = "" if cluster is None else cluster.obstacle()
+    if call.parts.draining.drained:
+        obstacle = DRAINED
     return _failed(obstacle) if obstacle else {"status": "ok"}
 
 

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal
+from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
+from amqp_server.management.request.other_nodes import ask_others
 
 if TYPE_CHECKING:
     from amqp_server.cluster.administration import Administration
@@ -46,6 +47,54 @@ async def queues(call: Call) -> Any:
 
 async def queue(call: Call) -> Any:
     return _cluster(call).queue(call.vhost(), call.path["name"])
+
+
+#: Types of queues that have members.
+REPLICATED = ("quorum", "stream", "stream-group")
+#: Fields of a member of a queue, with their names in RabbitMQ's answer.
+MEMBER = {
+    "term": "Term",
+    "last_index": "Last Log Index",
+    "commit": "Commit Index",
+    "applied": "Last Applied",
+    "snapshot_index": "Snapshot Index",
+    "machine_version": "Machine Version",
+}
+
+
+async def quorum_status(call: Call) -> Any:
+    """The members of a replicated queue, each as its own node has it. As in RabbitMQ, with `online`."""
+    if call.parts.administration is None:
+        return [_alone(call)]
+    told = _cluster(call).queue(call.vhost(), call.path["name"])
+    if call.local:
+        return told
+    node, answers = call.parts.config.node, await ask_others(call, _others_of(call, told["placed"]))
+    views = {node: told} | {name: body for name, body in answers.bodies.items() if body is not None}
+    rows = []
+    for name in told["placed"]:
+        view = views.get(name)
+        row: dict[str, Any] = {"Node Name": name, "online": view is not None}
+        if view is None or "term" not in view:
+            rows.append(row | {"Raft State": "unknown" if view is None else "filling"})
+            continue
+        state = "leader" if view["leader"] == name else "follower"
+        row["Raft State"] = "filling" if view["filling"] else state
+        rows.append(row | {title: view[field] for field, title in MEMBER.items() if field in view})
+    return rows
+
+
+def _alone(call: Call) -> dict[str, Any]:
+    """Return the only member of a queue of a node without a cluster."""
+    queue = known(call.broker.vhost(call.vhost()).queues.get(call.path["name"]))
+    if queue.type.name not in REPLICATED:
+        raise bad_request(f"queue '{queue.name}' is a {queue.type.name} queue, which has no members")
+    return {"Node Name": call.parts.config.node, "online": True, "Raft State": "leader"}
+
+
+def _others_of(call: Call, members: list[str]) -> list[str]:
+    others = call.parts.others
+    return [] if others is None else [name for name in others.names() if name in members]
 
 
 async def join(call: Call) -> Answer:

@@ -14,6 +14,7 @@ from pamqp import commands
 
 from amqp_server.broker import message_status
 from amqp_server.broker.access.permissions import ITSELF
+from amqp_server.broker.access.users import IMPERSONATOR
 from amqp_server.broker.topology.consumer_groups import refuse_publish, streams_of
 from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
@@ -74,9 +75,10 @@ async def publish(call: Call) -> Any:
     call.require_own(vhost, "exchange", name, "write")
     routing_key = checked_routing_key(asked.routing_key)
     properties = checked_properties(asked.properties)
-    if properties.get("user_id", call.user.name) != call.user.name:
+    claimed = properties.get("user_id", call.user.name)
+    if claimed != call.user.name and IMPERSONATOR not in call.user.tags:
         raise bad_request(
-            f"406 PRECONDITION_FAILED - user_id property set to '{properties['user_id']}' but authenticated user was "
+            f"406 PRECONDITION_FAILED - user_id property set to '{claimed}' but authenticated user was "
             f"'{call.user.name}'"
         )
     payload = _payload(asked)

@@ -7,14 +7,13 @@ import os
 import time
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from amqp_server.broker.access.users import MONITORING
 from amqp_server.broker.traffic import Traffic
 from amqp_server.build import BUILD
-from amqp_server.config import VERSION, Config, InvalidOption
+from amqp_server.config import VERSION
+from amqp_server.management.operating.node import require_node
 from amqp_server.management.request import identity
-from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, not_found, refusing
+from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Row
 from amqp_server.management.request.listing import listing
@@ -58,7 +57,7 @@ async def overview(call: Call) -> Any:
         "product_name": broker.config.announce_product,
         "product_version": VERSION,
         "build": BUILD,
-        "rabbitmq_version": VERSION,
+        "rabbitmq_version": broker.config.announce_version,
         "cluster_name": identity.cluster_name(parts),
         "erlang_version": "",
         "erlang_full_version": "",
@@ -175,7 +174,8 @@ def _node_row(call: Call) -> Row:
         "name": config.node,
         "type": "disc",
         "running": True,
-        "being_drained": False,
+        "being_drained": parts.draining.drained,
+        **_drained(parts),
         "os_pid": str(os.getpid()),
         "uptime": int((time.monotonic() - parts.began) * 1000),
         "processors": os.cpu_count() or 1,
@@ -209,6 +209,14 @@ def _node_row(call: Call) -> Row:
         **call.stats.churn(_churn(call)),
         **call.stats.figures(figures),
     }
+
+
+def _drained(parts: ManagedParts) -> Row:
+    """Return how far the draining of the node has come."""
+    draining = parts.draining
+    if not draining.drained:
+        return {}
+    return {"leaders_left": draining.leaders_left, "connections_left": draining.connections_left}
 
 
 def _churn(call: Call) -> dict[str, int]:
@@ -323,21 +331,8 @@ async def memory_relative(call: Call) -> Any:
     return {"memory": parts | {"total": 100}}
 
 
-class MemoryLimit(msgspec.Struct):
-    limit: str
-
-
-async def set_memory_limit(call: Call) -> Answer:
-    _require_node(call)
-    with refusing(InvalidOption):
-        # A share of the machine's memory ("0.6") or a size in bytes.
-        limit = Config(memory_limit=call.read(MemoryLimit).limit).memory_limit_bytes
-        call.parts.resources.set_memory_limit(limit)
-    return NO_CONTENT
-
-
 async def stop(call: Call) -> Answer:
-    _require_node(call)
+    require_node(call)
 
     async def end() -> None:
         log.info("the management API requested that the node stop")
@@ -380,8 +375,3 @@ async def enable_feature(call: Call) -> Answer:
 async def reset_statistics(call: Call) -> Answer:
     """Does nothing: mqd has no statistics that could be reset."""
     return NO_CONTENT
-
-
-def _require_node(call: Call) -> None:
-    if call.path["node"] != call.parts.config.node:
-        raise not_found()

@@ -48,9 +48,10 @@ from amqp_server.management.request.questions import Part
 from amqp_server.management.resources.connections import consumer_rows, consumers_of_queue
 from amqp_server.management.resources.explained import catch_up
 from amqp_server.management.resources.explained import explain as explained
+from amqp_server.management.statistics.head_timestamp import head_timestamp
 from amqp_server.management.statistics.stats import Stats, merged
 from amqp_server.streams.local_host import StreamHost
-from amqp_server.wire import content, methods
+from amqp_server.wire import methods
 from quorum_queue.local_host import LocalHost
 
 if TYPE_CHECKING:
@@ -59,9 +60,6 @@ if TYPE_CHECKING:
     from amqp_server.management.parts import ManagedParts
     from amqp_server.management.request.listing import Shown
     from quorum_queue.ports import Host
-
-#: Where a content's frame has the flag of the property timestamp, and the flag.
-TIMESTAMP_AT, TIMESTAMP = 20, 0x40
 
 
 # -- columns -------------------------------------------------------------------------------------------------
@@ -145,14 +143,10 @@ class QueueReads:
 
     def bodies(self, queue: Queue) -> Sequence[Any]:
         host = queue.host
-        ready, unacked, time_s = host.ready_bytes, host.unacked_bytes, None
+        ready, unacked = host.ready_bytes, host.unacked_bytes
         if not isinstance(host, LocalHost):
             host = host_of(self._broker, queue)
-        head = host.machine.ready.head() if isinstance(host, LocalHost) and host.machine.ready.count else None
-        if head is not None and head.contents is not None and head.contents[0][TIMESTAMP_AT] & TIMESTAMP:
-            header = content.header_of(head.contents[0])
-            time_s = content.Properties.parse(header, checked=True).timestamp
-        return ready + unacked, ready, unacked, time_s
+        return ready + unacked, ready, unacked, head_timestamp(host)
 
     def stream(self, queue: Queue) -> Sequence[Any]:
         host = host_of(self._broker, queue)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq
+from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq, to_rabbitmq
 from amqp_server.broker.access.permissions import InvalidPermission, Permission
 from amqp_server.broker.access.users import User, UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.declared.operations import (
@@ -43,20 +43,14 @@ if TYPE_CHECKING:
 #: Bytes of a password that nobody knows.
 RANDOM_PASSWORD_BYTES = 32
 DEFAULT_ALGORITHM = "rabbit_password_hashing_sha256"
-ALGORITHMS = {
-    "$argon2id": "argon2id",
-    "sha256": DEFAULT_ALGORITHM,
-    "sha512": "rabbit_password_hashing_sha512",
-}
 
 
 def _shown(call: Call, user: User) -> dict[str, Any]:
     """Return the row of a user, without the hash: no caller of this API needs it."""
-    algorithm = next((name for mark, name in ALGORITHMS.items() if user.password_hash.startswith(mark)), "")
     return {
         "name": user.name,
         "tags": list(user.tags),
-        "hashing_algorithm": algorithm,
+        "hashing_algorithm": to_rabbitmq(user.password_hash)[0] if user.password_hash else "",
         "limits": call.broker.runtime.limits.of_user(user.name),
     }
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.definitions import definitions
+from amqp_server.management.operating import alarms
+from amqp_server.management.operating import node as operating
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Table
 from amqp_server.management.resources import (
@@ -62,8 +64,14 @@ ENDPOINTS = (
     _get("/api/nodes/{node}", MONITORING, node.node, everywhere=True),
     _get("/api/nodes/{node}/memory", MONITORING, node.memory, everywhere=True),
     _get("/api/nodes/{node}/memory/relative", MONITORING, node.memory_relative, everywhere=True),
-    _put("/api/nodes/{node}/memory-limit", ADMINISTRATOR, node.set_memory_limit),
+    _get("/api/nodes/{node}/environment", ADMINISTRATOR, operating.environment, everywhere=True),
+    _put("/api/nodes/{node}/memory-limit", ADMINISTRATOR, operating.set_memory_limit),
+    _put("/api/nodes/{node}/disk-free-limit", ADMINISTRATOR, operating.set_disk_free_limit),
+    _put("/api/nodes/{node}/log-level", ADMINISTRATOR, operating.set_log_level),
+    _put("/api/nodes/{node}/drain", ADMINISTRATOR, operating.drain),
+    _put("/api/nodes/{node}/revive", ADMINISTRATOR, operating.revive),
     _post("/api/nodes/{node}/stop", ADMINISTRATOR, node.stop),
+    _get("/api/alarms", MANAGEMENT, alarms.alarms, everywhere=True),
     _get("/api/auth", ANYBODY, node.auth),
     _get("/api/auth/attempts/{node}", MONITORING, logins.attempts, everywhere=True),
     _delete("/api/auth/attempts/{node}", ADMINISTRATOR, logins.reset, everywhere=True),
@@ -106,6 +114,7 @@ ENDPOINTS = (
     _get("/api/cluster/queues", MONITORING, cluster.queues),
     _get("/api/cluster/queues/{vhost}", MONITORING, cluster.queues),
     _get("/api/cluster/queues/{vhost}/{name}", MONITORING, cluster.queue),
+    _get("/api/cluster/queues/{vhost}/{name}/status", MONITORING, cluster.quorum_status, everywhere=True),
     _put("/api/cluster/queues/{vhost}/{name}/leader", ADMINISTRATOR, cluster.transfer_leader),
     _post("/api/cluster/queues/{vhost}/{name}/accept-loss", ADMINISTRATOR, cluster.accept_loss),
     _get("/api/users", ADMINISTRATOR, users.users),

@@ -37,6 +37,7 @@ from amqp_server.management.request.listing import Rows, picked
 from amqp_server.management.request.memory_budget import ADMINISTRATORS_SHARE, Held, Memory
 from amqp_server.management.request.questions import Question
 from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.resources.checks import DRAINED
 from amqp_server.management.resources.payloads import Messages
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
 from amqp_server.management.serving.login import Caller, Login
@@ -196,6 +197,8 @@ class Api:
     async def _ready(self, request: Request) -> Response:
         cluster = self._parts.administration
         obstacle = "" if cluster is None else cluster.obstacle()
+        if self._parts.draining.drained:
+            obstacle = DRAINED
         if obstacle:
             return refuse(Refusal(503, "unavailable", obstacle))
         return await _alive(request)

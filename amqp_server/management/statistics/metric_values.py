@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Ended, Traffic
+from amqp_server.conditions import CONDITIONS
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
 from amqp_server.descriptors import ALARM
@@ -192,6 +193,12 @@ class Measures:
             for exchange in list(vhost.router.exchanges()):
                 yield vhost.name, exchange, vhost.router.count_from(exchange.name)
 
+    def dead_letters(self) -> Mapping[tuple[str, str, str], int]:
+        """Return the numbers of dead letters by type of queue, strategy and reason."""
+        letters = self._broker.services.dead_letters
+        counts = letters.counts if isinstance(letters, DeadLetterSender) else {}
+        return {(type_, strategy, reason): count for (type_, strategy, reason), count in counts.items()}
+
     # -- of mqd's own ----------------------------------------------------------------------------------------
 
     def own(self, looked: Looked) -> Iterator[OwnMetric]:
@@ -219,6 +226,13 @@ class Measures:
             "mqd_unsynced_high_bytes", "gauge", "Unsynced bytes above which publishers are not read", high
         )
         failed = len(list(self._broker.failures.stopped()))
+        raised = {name for name, _, _ in self._broker.alarms.told()}
+        yield OwnMetric(
+            "mqd_alarm",
+            "gauge",
+            "1 while the alarm, which blocks nobody, stands on this node",
+            [({"alarm": name}, int(name in raised)) for name in CONDITIONS],
+        )
         yield _one(
             "mqd_failed_queues", "gauge", "Queues that failed on this node and are stopped here", failed
         )

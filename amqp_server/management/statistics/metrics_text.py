@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from amqp_server.broker.traffic import Traffic
 from amqp_server.management.request.time_slices import Slices
+from amqp_server.management.statistics.head_timestamp import head_timestamp
 from amqp_server.management.statistics.metric_values import Looked, Measures, OwnMetric
 from amqp_server.streams.local_host import StreamHost
 from persistence.commits.committing import SYNC_BOUNDS_S
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX, DETAILED_PREFIX = "rabbitmq_", "rabbitmq_detailed_"
+HEAD_TIMESTAMP = "queue_head_message_timestamp"
 #: Lines that are made in one step.
 LINES_AT_ONCE = 250
 
@@ -150,6 +152,20 @@ GLOBAL_DELIVERIES = _metrics(
     ("global_messages_redelivered_total", "Total number of messages redelivered to consumers"),
     ("global_messages_acknowledged_total", "Total number of messages acknowledged by consumers"),
 )
+#: By the reason of the death; None: all that their targets have confirmed.
+DEAD_LETTERS: dict[str | None, Metric] = {
+    reason: Metric(
+        "", f"global_messages_dead_lettered_{name}_total", "counter", f"Total number of messages {text}"
+    )
+    for reason, name, text in (
+        ("expired", "expired", "dead-lettered due to message TTL exceeded"),
+        ("rejected", "rejected", "dead-lettered due to basic.reject or basic.nack"),
+        ("maxlen", "maxlen", "dead-lettered due to overflow drop-head or reject-publish-dlx"),
+        ("delivery_limit", "delivery_limit", "dead-lettered due to delivery-limit exceeded"),
+        (None, "confirmed", "dead-lettered and confirmed by target queues"),
+    )
+}
+STRATEGIES = (("classic", "at_most_once"), ("quorum", "at_most_once"), ("quorum", "at_least_once"))
 
 # -- of objects ----------------------------------------------------------------------------------------------
 
@@ -172,10 +188,13 @@ QUEUE = (
         ("queue_messages_bytes", "Size in bytes of ready and unacknowledged messages"),
         ("queue_messages_ready_bytes", "Size in bytes of ready messages"),
         ("queue_messages_unacked_bytes", "Size in bytes of all unacknowledged messages"),
+        ("queue_head_message_timestamp", "Timestamp of the first message in the queue, if any"),
     ),
 )
 #: Metrics whose sums have no meaning.
-NOT_SUMMED = frozenset({"queue_consumer_capacity", "queue_consumer_utilisation"})
+NOT_SUMMED = frozenset(
+    {"queue_consumer_capacity", "queue_consumer_utilisation", "queue_head_message_timestamp"}
+)
 RAFT = (
     *_metrics("ra_metrics", "counter", ("raft_term_total", "Current Raft term number")),
     *_metrics(
@@ -327,6 +346,8 @@ def queue_values(queue: Queue) -> tuple[float, ...]:
         ready_bytes + unacked_bytes,
         ready_bytes,
         unacked_bytes,
+        # 0 is no value, and has no line.
+        head_timestamp(host) or 0,
     )
 
 
@@ -530,6 +551,7 @@ class Scrape:
             await self._look_at_queues(queues, raft, published, by_type)
         if self._families is None:
             yield self._deliveries(by_type)
+            yield self._dead_letters()
         channels, traffic, connections = Table(CHANNEL), Table(CHANNEL_TRAFFIC), Table(CONNECTION)
         if self._wants(*CHANNEL, *CHANNEL_TRAFFIC, *CONNECTION):
             await self._look_at_clients(channels, traffic, connections)
@@ -554,6 +576,8 @@ class Scrape:
         for start in range(0, len(rows), LINES_AT_ONCE):
             await self._slices.rest()
             part = rows[start : start + LINES_AT_ONCE]
+            if metric.name == HEAD_TIMESTAMP:
+                part = [row for row in part if row[1][position]]
             text = "".join([f"{name}{told} {values[position]}\n" for told, values in part])
             yield (head + text if not start else text).encode()
 
@@ -621,6 +645,24 @@ class Scrape:
             lines += [f"{name}{told} {each[position]}\n" for told, each in values.items()]
         return "".join(lines).encode()
 
+    def _dead_letters(self) -> bytes:
+        lines: list[str] = []
+        counts = self._measures.dead_letters()
+        for reason, metric in DEAD_LETTERS.items():
+            lines.append(_head(PREFIX + metric.name, metric.kind, metric.help))
+            # A counter that begins with its first dead letter would have no rate then.
+            found = {
+                labels(queue_type=f"rabbit_{type_}_queue", dead_letter_strategy=strategy): 0
+                for type_, strategy in STRATEGIES
+                if strategy == "at_least_once" or reason is not None
+            }
+            for (type_, strategy, why), count in counts.items():
+                if why == reason or (reason is None and strategy == "at_least_once"):
+                    told = labels(queue_type=f"rabbit_{type_}_queue", dead_letter_strategy=strategy)
+                    found[told] = found.get(told, 0) + count
+            lines += [f"{PREFIX}{metric.name}{told} {count}\n" for told, count in found.items()]
+        return "".join(lines).encode()
+
     # -- of the cluster --------------------------------------------------------------------------------------
 
     async def _cluster(self) -> AsyncGenerator[bytes, None]:
@@ -677,7 +719,7 @@ def names() -> Iterable[str]:
     yield from ("rabbitmq_build_info", "rabbitmq_identity_info")
     tables: tuple[Any, ...] = (
         NODE, CHURN, DISK, LOGINS, OBJECTS, GLOBAL_PUBLISHES, GLOBAL_CLIENTS, GLOBAL_DELIVERIES, QUEUE, RAFT,
-        QUEUE_PUBLISHES, CHANNEL, CHANNEL_TRAFFIC, CONNECTION,
+        QUEUE_PUBLISHES, CHANNEL, CHANNEL_TRAFFIC, CONNECTION, DEAD_LETTERS.values(),
     )  # fmt: skip
     for table in tables:
         for metric in table:

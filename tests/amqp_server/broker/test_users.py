@@ -253,3 +253,24 @@ def test_guest_comes_from_loopback_only(metadata: Metadata, peer: str, loopback:
     assert users.may_connect_from("guest", peer) is loopback
     assert users.may_connect_from("ann", peer)
     assert Users(metadata, loopback_users=()).may_connect_from("guest", peer)
+
+
+@pytest.mark.pure
+def test_hashes_like_those_of_rabbitmq(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that users can go back to RabbitMQ by definitions."""
+    monkeypatch.setattr(passwords, "_like_rabbitmq", False)
+    own = passwords.hash_password("s3cret")
+    assert own.startswith("$argon2id$")
+    before = passwords.from_rabbitmq("rabbit_password_hashing_md5", base64.b64encode(bytes(20)).decode())
+    passwords.hash_like_rabbitmq()
+    made = passwords.hash_password("s3cret")
+    algorithm, encoded = passwords.to_rabbitmq(made)
+    raw = base64.b64decode(encoded)
+    assert algorithm == "rabbit_password_hashing_sha256"
+    assert raw[4:] == hashlib.sha256(raw[:4] + b"s3cret").digest()
+    # A login replaces no hash, neither that of RabbitMQ nor an earlier one of mqd.
+    assert passwords.checked(made, "s3cret") == (True, "")
+    assert passwords.checked(own, "s3cret") == (True, "")
+    assert passwords.checked(before, "s3cret") == (False, "")
+    monkeypatch.setattr(passwords, "_like_rabbitmq", False)
+    assert passwords.checked(made, "s3cret")[1].startswith("$argon2id$")

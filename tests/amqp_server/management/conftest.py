@@ -22,6 +22,7 @@ from amqp_server.management.request.columns import Table
 from amqp_server.management.serving.http import Api
 from amqp_server.management.statistics.sampler import Sampler, figures
 from amqp_server.resources import ResourceWatch
+from amqp_server.startup.reload import Reload
 from persistence.commits.committing import Syncs
 
 from ..connection.node import MemoryNode
@@ -69,6 +70,10 @@ class ManagedNode(MemoryNode):
         self.commits: Any = self
         self.descriptors = Descriptors(broker.config, broker.alarms)
         self.resources = ResourceWatch(broker.config, broker.alarms, directory)
+        self.reload = Reload(broker.config, self.resources, broker.log_limit, None)
+        self.draining: Any = SimpleNamespace(
+            drained=False, drain=self.drain, revive=self.revive, leaders_left=0, connections_left=2
+        )
         self.sampler = Sampler(
             broker,
             lambda: figures(broker, self.resources, self.commits),
@@ -92,6 +97,12 @@ class ManagedNode(MemoryNode):
     async def barrier(self) -> None:
         self.sync()
         self.settled.append(list(self.broker.vhost("/").queues))
+
+    def drain(self) -> None:
+        self.draining.drained = True
+
+    def revive(self) -> None:
+        self.draining.drained = False
 
     def stop(self) -> None:
         self.stopped += 1

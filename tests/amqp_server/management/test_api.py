@@ -840,3 +840,48 @@ async def test_a_queue_with_many_consumers_is_listed_in_short_steps(
     # Noise only adds time.
     found = [await longest_step_s(client, "consumers?columns=consumer_tag") for _ in range(3)]
     assert min(longest / whole for longest, whole in found) < 0.04, found
+
+
+async def test_hashing_algorithms_are_told(connect: Connect, parts: ManagedParts) -> None:
+    client = connect("admin")
+    for name, digest, size in (("md5", "md5", 16), ("sha256", "sha256", 32), ("sha512", "sha512", 64)):
+        algorithm = f"rabbit_password_hashing_{digest}"
+        told = {"password_hash": base64.b64encode(bytes(4 + size)).decode(), "hashing_algorithm": algorithm}
+        assert (await client.put(f"users/{name}", json=told | {"tags": ""})).status_code == 201
+        assert (await client.get(f"users/{name}")).json()["hashing_algorithm"] == algorithm
+    await client.put("users/own", json={"password": "x", "tags": ""})
+    assert (await client.get("users/own")).json()["hashing_algorithm"] == "argon2id"
+    await client.put("users/none", json={"password_hash": "", "tags": ""})
+    assert (await client.get("users/none")).json()["hashing_algorithm"] == ""
+
+
+async def test_an_impersonator_publishes_for_others(connect: Connect, parts: ManagedParts) -> None:
+    admin = connect("admin")
+    await admin.put("queues/%2F/claimed", json={})
+    told: dict[str, Any] = {"routing_key": "claimed", "payload": "x", "payload_encoding": "string"}
+    told |= {"properties": {"user_id": "somebody"}}
+    client = connect("manager")
+    refused = await client.post("exchanges/%2F/amq.default/publish", json=told)
+    assert refused.status_code == 400
+    parts.broker.access.users.put(
+        "manager", parts.broker.access.users.require("manager").password_hash, ["management", "impersonator"]
+    )
+    answer = await client.post("exchanges/%2F/amq.default/publish", json=told)
+    assert answer.json() == {"routed": True}
+
+
+async def test_a_vhost_without_tags(connect: Connect) -> None:
+    client = connect("admin")
+    assert (await client.put("vhosts/bare", json={"tags": None, "description": None})).status_code == 201
+    row = (await client.get("vhosts/bare")).json()
+    assert (row["tags"], row["description"]) == ([], "")
+    assert row["metadata"]["tags"] == []
+    told = {"vhosts": [{"name": "barer", "tags": None, "metadata": {"tags": None, "description": None}}]}
+    assert (await client.post("definitions", json=told)).status_code == 204
+    assert (await client.get("vhosts/barer")).json()["tags"] == []
+
+
+async def test_the_version_is_the_announced_one(connect: Connect, node: ManagedNode) -> None:
+    node.broker.config = replace(node.broker.config, announce_version="3.13.7")
+    told = (await connect("admin").get("overview")).json()
+    assert told["rabbitmq_version"] == "3.13.7"

@@ -432,3 +432,34 @@ async def test_files_that_are_none(node: ManagedNode, tmp_path: Path) -> None:
         file.write_text(text)
         with pytest.raises(DefinitionsError, match=reason):
             await load_definitions(managed, str(file))
+
+
+async def test_reserved_names_are_listed(connect: Connect, node: ManagedNode) -> None:
+    exchange = {"vhost": "/", "name": "amq.mine", "type": "topic", "arguments": {}}
+    told = {
+        "exchanges": [exchange, exchange | {"name": "amq.topic"}, exchange | {"name": "amq.rabbitmq.log"}],
+        "queues": [queue("amq.gen-1"), queue("kept")],
+        "bindings": [],
+    }
+    answer = await connect("admin").post("definitions", json=told)
+    assert answer.status_code == 200
+    skipped = [(each["section"], each["name"], each["reason"]) for each in answer.json()["skipped"]]
+    reason = "names that begin with amq. are reserved"
+    assert skipped == [("exchanges", "amq.mine", reason), ("queues", "amq.gen-1", reason)]
+    assert "kept" in node.broker.vhost("/").queues
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ("{", "the text ends too early"),
+        ('{"queues": [],}', "line 1, column 15"),
+        ('{\n "queues": [{"name": "a" "vhost": "/"}]}', "line 2, column 26"),
+        ('{"queues": [\n\n  nonsense]}', "line 3, column 3"),
+        ('{"queues": []} more', "line 1, column 16"),
+        (b'{"a": "\xff"}', "no UTF-8 at byte 7"),
+    ],
+)
+async def test_the_place_of_an_error_is_told(connect: Connect, text: str | bytes, place: str) -> None:
+    answer = await connect("admin").post("definitions", content=text)
+    assert (answer.status_code, answer.json()["reason"]) == (400, f"failed_to_parse_json: {place}")

@@ -20,6 +20,7 @@ from amqp_server.management.statistics import metrics_text
 from amqp_server.management.statistics.metric_values import Measures
 
 from ..connection.node import Peer
+from ..wire.published import method
 from .conftest import ManagedNode, published
 
 pytestmark = pytest.mark.trio
@@ -241,3 +242,52 @@ async def test_scrapes_of_one_address_leave_some_to_others(node: ManagedNode) ->
         assert statuses.count(200) == SCRAPES_MAX and statuses[-1] == 503
         hold.set()
     assert metrics_._by_source == {}
+
+
+async def test_dead_letters_by_reason(node: ManagedNode, peer: Peer) -> None:
+    peer.call(1, commands.Queue.Declare(queue="target", durable=True))
+    letters: dict[str, Any] = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "target"}
+    peer.call(1, commands.Queue.Declare(queue="short", durable=True, arguments=letters | {"x-max-length": 1}))
+    held = {
+        "x-queue-type": "quorum",
+        "x-dead-letter-strategy": "at-least-once",
+        "x-overflow": "reject-publish",
+    }
+    peer.call(1, commands.Queue.Declare(queue="held", durable=True, arguments=letters | held))
+    for body in (b"a", b"b", b"c"):
+        peer.send(published(1, "", "short", body))
+    peer.send(published(1, "", "held", b"d"))
+    node.sync()
+    peer.call(2, commands.Channel.Open())
+    peer.send(method(2, commands.Basic.Get(queue="held")))
+    peer.answers()
+    peer.send(method(2, commands.Basic.Reject(1, requeue=False)))
+    for _ in range(3):
+        node.sync()
+    found = await scrape(node, "/metrics")
+
+    def told(name: str) -> dict[tuple[str, str], float]:
+        counts = values(found, f"rabbitmq_global_messages_dead_lettered_{name}_total")
+        return {
+            (dict(key)["queue_type"], dict(key)["dead_letter_strategy"]): each for key, each in counts.items()
+        }
+
+    classic, quorum = "rabbit_classic_queue", "rabbit_quorum_queue"
+    assert told("maxlen")[classic, "at_most_once"] == 2
+    assert told("rejected") == {
+        (classic, "at_most_once"): 0,
+        (quorum, "at_most_once"): 0,
+        (quorum, "at_least_once"): 1,
+    }
+    assert told("confirmed") == {(quorum, "at_least_once"): 1}
+    assert set(told("expired").values()) == set(told("delivery_limit").values()) == {0}
+
+
+async def test_the_time_of_the_first_message(node: ManagedNode, peer: Peer) -> None:
+    peer.send(published(1, "", "r", b"x", timestamp=(1_700_000_000).to_bytes(8, "big")))
+    node.sync()
+    peer.call(1, commands.Queue.Purge(queue="r"))
+    peer.send(published(1, "", "r", b"x", timestamp=(1_700_000_000).to_bytes(8, "big")))
+    node.sync()
+    found = values(await scrape(node, "/metrics/per-object"), "rabbitmq_queue_head_message_timestamp")
+    assert found == {(("queue", "r"), ("vhost", "/")): 1_700_000_000}

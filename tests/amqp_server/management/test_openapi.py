@@ -28,6 +28,8 @@ TYPES: dict[str, type] = {
 }
 WITHOUT_BODY = {
     "post /api/nodes/{node}/stop",
+    "put /api/nodes/{node}/drain",
+    "put /api/nodes/{node}/revive",
     "put /api/feature-flags/{name}/enable",
     "post /api/rebalance/queues",
     "post /api/vhosts/{vhost}/start/{node}",

@@ -11,6 +11,7 @@ import {done} from "../notice.js";
 import {poll} from "../poll.js";
 import {go} from "../route.js";
 import {Table} from "../table.js";
+import {may, user} from "../user.js";
 import {CHANNELS} from "./channels.js";
 
 const RANGE = {data_rates_age: 600, data_rates_incr: 5};
@@ -63,14 +64,18 @@ export async function show(root, {parts: [connection], signal}) {
     });
   }
 
+  // Others may be closed by administrators only.
+  const closing = button("Close", close, "danger");
+  closing.hidden = !may("administrator");
   append(root, [
-    h("div", {class: "title"}, h("h1", {}, "Connection ", name(connection)), button("Close", close, "danger")),
+    h("div", {class: "title"}, h("h1", {}, "Connection ", name(connection)), closing),
     facts.element,
     h("div", {class: "charts"}, chart.element),
     section("Channels", channels.element),
   ]);
   poll(signal, async () => {
     const row = await get(path, RANGE, signal);
+    closing.hidden = !may("administrator") && row.user !== user.name;
     facts.show(row);
     chart.show([
       {label: "From it", points: rates(row.recv_oct_details)},

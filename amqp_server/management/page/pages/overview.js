@@ -33,6 +33,7 @@ const NODES = [
 export function state(node) {
   if (!node.running) return "does not answer";
   const alarms = [node.mem_alarm && "memory alarm", node.disk_free_alarm && "disk alarm"].filter(Boolean);
+  if (node.being_drained) alarms.push("drained");
   return alarms.length ? alarms.join(", ") : "running";
 }
 

@@ -487,3 +487,20 @@ def test_groups_come_a_page_at_a_time(visit: Visit, broker: Broker) -> None:
     for number in range(52):
         broker.api("DELETE", f"/api/queues/%2F/many.{number:02}")
     broker.api("DELETE", "/api/queues/%2F/many.stream")
+
+
+def test_an_alarm_is_on_every_page(visit: Visit, broker: Broker) -> None:
+    page = visit.log_in()
+    alarms = page.get_by_role("alert", name="Alarms")
+    expect(page.get_by_role("heading", name="Overview")).to_be_visible()
+    expect(alarms).to_have_count(0)
+    broker.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "1MiB"})
+    try:
+        expect(alarms).to_contain_text("n1: memory alarm: ")
+        expect(alarms).to_contain_text("Publishers are blocked.")
+        for path in ("queues", "exchanges", "connections", "channels", "streams", "users", "definitions"):
+            visit.go(path)
+            expect(alarms).to_contain_text("memory alarm")
+    finally:
+        broker.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "0.6"})
+    expect(alarms).to_have_count(0)

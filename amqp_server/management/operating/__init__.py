@@ -1,0 +1,1 @@
+"""What an operator sees and does of a running node: alarms, options in force, service and maintenance."""
