@@ -72,8 +72,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     queue = channel.vhost.queues.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
-    check_owner(channel, queue)
     check_home(channel, queue)
+    check_owner(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
     channel.broker.counts.check_declared(declared_memory.of_consumer(arguments))
     if queue.type.is_stream:

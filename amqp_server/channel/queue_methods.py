@@ -48,8 +48,9 @@ def find(channel: Channel, name: str) -> Queue:
     Raises NotFound, ResourceLocked.
     """
     queue = _existing(channel, resolve_name(channel, name))
-    check_owner(channel, queue)
+    # As in RabbitMQ, in this order.
     check_home(channel, queue)
+    check_owner(channel, queue)
     return queue
 
 

@@ -272,7 +272,5 @@ class Faults(Transactions):
             if isinstance(queue, Queue):
                 queue.reachable = True
                 if queue.lost_with_node:
-                    # The node may serve it for a moment.
                     self.model.remove_queue(queue)
-                    self.model.vanishing.append(queue.name)
         self.model.troubled = False
