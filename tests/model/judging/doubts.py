@@ -28,7 +28,7 @@ class Doubts(Faults):
         while self.model.vanishing and not self.hit:
             self._await_end(self.model.vanishing.pop())
         for queue in list(self.model.queues.values()):
-            if not isinstance(queue, Queue) or self.hit:
+            if not isinstance(queue, Queue) or (self.hit and not _goes_on(queue)):
                 continue
             if queue.lease is not None and time.monotonic() >= queue.lease[0] - SOON_S:
                 self._outlast(queue)
@@ -49,3 +49,8 @@ class Doubts(Faults):
             if time.monotonic() > ends + LATE_S:
                 raise Broken(f"{queue.name} is there {LATE_S} s after its lease")
             time.sleep(0.02)
+
+
+def _goes_on(queue: Queue) -> bool:
+    """True if a fault of a node does not touch the queue: its lease goes on."""
+    return queue.kind == "classic" and queue.reachable
