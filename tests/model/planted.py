@@ -378,9 +378,16 @@ def _rollback() -> None:
 
 @bug("queues-max-passed")
 def _queues_max() -> None:
-    from amqp_server.broker.topology.limits import OperatorLimits
+    """Only single queues are counted, not the partitions of a super stream."""
+    from amqp_server.broker import room
 
-    _replace(OperatorLimits, "check_queue", lambda check: lambda self, vhost, name, count: None)
+    def make(refused: Any) -> Any:
+        def planted(vhost: Any, name: str, most: Any, count: int = 1) -> str | None:
+            return None if count > 1 else refused(vhost, name, most)
+
+        return planted
+
+    _replace(room, "queues_refused", make)
 
 
 @bug("read-not-asked-by-groups")

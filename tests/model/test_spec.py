@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.model import pairs
@@ -289,3 +293,12 @@ def test_programs_shrink() -> None:
         return any({"number": 5} in step.get("messages", ()) for step in tried.steps)
 
     assert shrunk(program, fails).steps == [{"op": "publish", "messages": [{"number": 5}]}]
+
+
+@pytest.mark.pure
+def test_each_bug_can_still_be_planted() -> None:
+    """What a bug replaces is there: otherwise its mqd does not start, and nobody looks."""
+    code = "from tests.model.planted import BUGS\nfor plant in BUGS.values(): plant()"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -210,6 +210,8 @@ class Faults(Transactions):
                     )
                     # What it held comes to the next one first.
                     self._settle()
+        # A queue whose last consumer was one of these goes: not when its node is back.
+        self._await_ends()
 
     def _strike_queue(self, kind: str, node: str, step: Step) -> None:
         queue = self.model.queues.get(step["queue"])

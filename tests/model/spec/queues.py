@@ -113,7 +113,17 @@ class Queue:
         return sorted((copy for copy in self.copies if copy.ready), key=lambda copy: -copy.priority)
 
     def certainly_ready(self, copy: Copy) -> bool:
-        return copy.ready and copy.presence is Presence.SURE and not copy.may_have_expired(self.vhost.now)
+        return (
+            copy.ready
+            and copy.presence is Presence.SURE
+            and not copy.may_have_expired(self.vhost.now)
+            and not self._on_its_way_back(copy)
+        )
+
+    def _on_its_way_back(self, copy: Copy) -> bool:
+        """True if a client of another node may have returned it just now: nothing answers that."""
+        several = self.vhost.broker.nodes > 1
+        return several and bool(copy.returns[1]) and copy.ready_at >= self.vhost.step - 1
 
     @property
     def racing(self) -> bool:
@@ -161,6 +171,10 @@ class Queue:
                 return None, {"nack"}
             if self._over(high[0] + 1, high[1] + message.size):
                 outcomes, presence = {"ack", "nack"}, Presence.MAYBE
+                for late in self.line():
+                    if late.presence is Presence.COMING and late.arrived is None:
+                        # A dead letter that is still on its way finds no room behind this one.
+                        late.presence = Presence.MAYBE
         copy = Copy(
             message,
             self._priority(message),

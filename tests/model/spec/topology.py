@@ -262,10 +262,12 @@ class Topology(Letters):
         def purged(answer: Any) -> None:
             self._check_number(queue, answer, "purged")
             for copy in queue.line():
-                if self._in_its_stream(queue, copy):
+                late = copy.arrived is None and copy.presence is not Presence.SURE
+                if self._in_its_stream(queue, copy) and not (late and self.broker.nodes > 1):
                     copy.leave(self.step)
                 else:
-                    # Not in the stream before it is synced, so a group may not have skipped it.
+                    # Not in the stream before it is synced, so a group may not have skipped it; or is on its
+                    # way from another node.
                     copy.presence = Presence.MAYBE
 
         return success(purged)
