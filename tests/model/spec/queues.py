@@ -171,10 +171,7 @@ class Queue:
                 return None, {"nack"}
             if self._over(high[0] + 1, high[1] + message.size):
                 outcomes, presence = {"ack", "nack"}, Presence.MAYBE
-                for late in self.line():
-                    if late.presence is Presence.COMING and late.arrived is None:
-                        # A dead letter that is still on its way finds no room behind this one.
-                        late.presence = Presence.MAYBE
+                self._overtake()
         copy = Copy(
             message,
             self._priority(message),
@@ -196,6 +193,14 @@ class Queue:
             if self.kind == "classic" and not message.persistent:
                 self.forgettable.add(identity)
         return copy, outcomes
+
+    def _overtake(self) -> None:
+        """What is still on its way, from another queue or node, finds no room behind what comes now."""
+        for late in self.line():
+            if late.presence is Presence.COMING and late.arrived is None:
+                late.presence = Presence.MAYBE
+                if self.settings.overflow == "reject-publish-dlx":
+                    self.vhost.dead_letter(self, late, "maxlen", certain=False)
 
     def _seen(self, message: Message) -> Presence | None:
         identity = message.headers.get("x-deduplication-id")
