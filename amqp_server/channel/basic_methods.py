@@ -14,7 +14,7 @@ from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
-from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
+from amqp_server.channel.queue_methods import check_home, find, not_served, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.tx import LargeCommit, LargeEnd, Transaction
 from amqp_server.errors import (
@@ -142,7 +142,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
                     "(stream_names_max), so 'x-group' cannot add another name: delete one (mqctl "
                     "delete_stream_offset), or raise the limit"
                 )
-            raise Unavailable(refused)
+            raise not_served(queue, refused)
 
     connection.after(begin, attached)
 
@@ -276,7 +276,7 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
 
     def got(got: Got | Refused | None) -> None:
         if isinstance(got, Refused):
-            raise Unavailable(got.text)
+            raise not_served(queue, got.text)
         if got is None:
             channel.traffic.get_empty += 1
             getter.traffic.get_empty += 1

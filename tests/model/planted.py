@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -424,10 +425,22 @@ def _skipped() -> None:
 
 @bug("part-of-a-transaction-first")
 def _part() -> None:
-    """A commit hands over a few messages in each turn."""
+    """A commit hands over a few messages in each turn, and queues do not hold them back."""
     from amqp_server.channel import tx
 
-    tx.PARTS_AT_ONCE = 10
+    _replace(tx, "PARTS_AT_ONCE", lambda parts: 10)
+    _replace(tx, "_hold", lambda hold: lambda hosts, held: None)
+
+    def make(end_parts: Any) -> Any:
+        def planted(self: Any) -> Any:
+            for _ in end_parts(self):
+                # Longer than a turn may be: other clients have theirs in between.
+                time.sleep(0.01)
+                yield
+
+        return planted
+
+    _replace(tx.LargeEnd, "_end_parts", make)
 
 
 if __name__ == "__main__":

@@ -93,6 +93,8 @@ class Queue:
     reachable: bool = True
     #: A fault hit it: what was in flight may come later or not at all.
     shaken: bool = False
+    #: Step in which the last consumer left that did.
+    lost_one_at: int = -1
 
     # -- what is in it ---------------------------------------------------------------------------------------
 
@@ -386,6 +388,7 @@ class Queue:
 
     def lose(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
+        self.lost_one_at = self.vhost.step
         if self.active is consumer:
             self.active = None
         if not self.consumers:
