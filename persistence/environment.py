@@ -109,13 +109,20 @@ class Environment(Metadata, LmdbStore):
         lock = _lock(directory)
         try:
             _close_to_others(directory)
+            remains = _remains(directory)
+            if remains and not (directory / "main" / DATA_FILE).exists():
+                raise DataDirectoryUnusable(
+                    f"the data directory {directory} has no main/{DATA_FILE}, but it has {_named(remains)} of an earlier "
+                    f"life: the file with all declarations and most messages is gone. Put it back, or restore a "
+                    f"backup. If it is lost, move {directory} away, and the node starts as a new one; in a cluster "
+                    f"the other nodes fill it, but the durable classic queues that only it had are lost."
+                )
             for name in ("main", "spill"):
                 if name == "spill":
                     shutil.rmtree(directory / name, ignore_errors=True)
                 (directory / name).mkdir(mode=0o700, exist_ok=True)
                 _close_to_others(directory / name)
-            # The marks are made after the first transaction.
-            check_length(directory / "main" / DATA_FILE, was_used=(directory / MARKS_FILE).exists())
+            check_length(directory / "main" / DATA_FILE, was_used=bool(remains))
             self = cls(
                 directory / "main",
                 map_bytes=map_bytes,
@@ -130,6 +137,9 @@ class Environment(Metadata, LmdbStore):
             self._schema_version = schema_version
             try:
                 self._identify(log_bytes)
+                if sync:
+                    # From here on, other files say that there is a store.
+                    sync_directory(directory / "main")
                 self.spill = LmdbStore(
                     directory / "spill",
                     map_bytes=map_bytes,
@@ -407,6 +417,19 @@ def _warn_of_strangers(directory: Path) -> None:
         "as they are",
         *(directory, ", ".join(map(repr, found[:_NAMED_MAX])), more),
     )
+def _remains(directory: Path) -> list[str]:
+    """Return the names of files that are made after the first transaction of the store."""
+    found = [
+        name for name in (f"main/{LOG_FILE}", MARKS_FILE, f"spill/{DATA_FILE}") if (directory / name).exists()
+    ]
+    streams = directory / STREAMS
+    if streams.is_dir():
+        found += sorted(f"{STREAMS}/{each.name}" for each in streams.iterdir() if any(each.glob("*")))
+    return found
+
+
+def _named(names: list[str], most: int = 5) -> str:
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def _check_kinds(directory: Path) -> None:

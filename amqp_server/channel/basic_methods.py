@@ -15,7 +15,7 @@ from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.exchange_methods import argument_types, check_owner
-from amqp_server.channel.queue_methods import check_home, find, place_of, resolve_name
+from amqp_server.channel.queue_methods import check_home, find, not_served, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.transactions.prepared_commit import PreparedCommit
 from amqp_server.channel.transactions.tx import LargeCommit, LargeEnd, Transaction
@@ -74,8 +74,8 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
     queue = channel.vhost.queues.get(name)
     if queue is None:
         raise NotFound(f"no queue '{name}' in vhost '{channel.vhost.name}'")
-    check_owner(channel, queue)
     check_home(channel, queue)
+    check_owner(channel, queue)
     arguments: dict[str, object] = dict(method.arguments or {})
     channel.broker.counts.check_declared(declared_memory.of_consumer(arguments))
     if queue.type.is_stream:
@@ -149,7 +149,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
                     "(stream_names_max), so 'x-group' cannot add another name: delete one (mqctl "
                     "delete_stream_offset), or raise the limit"
                 )
-            raise Unavailable(refused)
+            raise not_served(queue, refused)
 
     connection.after(begin, attached)
 
@@ -294,7 +294,7 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
 
     def got(got: Got | Refused | None) -> None:
         if isinstance(got, Refused):
-            raise Unavailable(got.text)
+            raise not_served(queue, got.text)
         if got is None:
             channel.traffic.get_empty += 1
             getter.traffic.get_empty += 1

@@ -31,6 +31,7 @@ from amqp_server.streams.layout.consumer_start import parse_start
 from amqp_server.streams.local_host import StreamHost
 from amqp_server.wire import methods
 from exchanges.binding import Binding
+from quorum_queue.host import DELETED
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 from quorum_queue.ports import Refused
 
@@ -48,14 +49,22 @@ def find(channel: Channel, name: str) -> Queue:
     Raises NotFound, ResourceLocked.
     """
     queue = _existing(channel, resolve_name(channel, name))
-    check_owner(channel, queue)
+    # As in RabbitMQ, in this order.
     check_home(channel, queue)
+    check_owner(channel, queue)
     return queue
 
 
 def place_of(queue: Queue) -> str:
     """Return how RabbitMQ's errors name a queue."""
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}'"
+
+
+def not_served(queue: Queue, why: str) -> NotFound | Unavailable:
+    """Return the error for a request that a queue has not taken: it is gone, or nobody serves it now."""
+    if queue.deleted or why == DELETED.text:
+        return NotFound(f"no {place_of(queue)}")
+    return Unavailable(why)
 
 
 def check_home(channel: Channel, queue: Queue) -> None:
@@ -335,7 +344,7 @@ def purge(channel: Channel, method: commands.Queue.Purge) -> None:
 
     def purged(count: int | Refused) -> None:
         if isinstance(count, Refused):
-            raise Unavailable(count.text)
+            raise not_served(queue, count.text)
         if not method.nowait:
             channel.connection.synced()
             channel.send(commands.Queue.PurgeOk(count))

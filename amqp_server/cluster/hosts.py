@@ -89,9 +89,18 @@ class ClusterHosts:
                 self.leaving[queue.queue_id] = queue
                 return self._begun(queue, self._group_host(queue))
             return self._remote_host(queue)
-        if queue.node in (node, ""):
+        if queue.node in (node, "") and not self._is_former(queue):
             return self._local.make(queue, machine)
+        # Nothing serves a former queue of this node: as of any home that is down.
         return self._remote_host(queue)
+
+    def _is_former(self, queue: Queue) -> bool:
+        """True if the queue ended with an earlier start of its node, and the topology does not say so yet."""
+        record = queue.record
+        if record.members or record.durable:
+            return False
+        known = self._groups.replicas.incarnations.get(record.node) or 0
+        return record.incarnation < max(known, self._roster.incarnation_of(record.node))
 
     def _begun(self, queue: Queue, host: MemberHost) -> Host:
         """Return the host to use: until a stream's member that has lost its disk is filled, other members
@@ -188,7 +197,8 @@ class ClusterHosts:
     def absent_home(self, queue: Queue) -> str:
         if queue.queue_id not in self.remote or queue.members:
             return ""
-        return "" if queue.node in self._groups.replicas.links.connected() else queue.node
+        reached = queue.node in self._groups.replicas.links.connected() and not self._is_former(queue)
+        return "" if reached else queue.node
 
     def reply(self, token: str) -> RemoteReply | None:
         replicas, home = self._groups.replicas, home_of(token)

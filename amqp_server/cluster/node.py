@@ -5,12 +5,14 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from functools import partial
 
 import msgspec
 import trio
 
 from amqp_server.broker.broker import Broker
-from amqp_server.broker.topology.replication import Result
+from amqp_server.broker.declared.operations import NodeDown
+from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster import direct_replies
 from amqp_server.cluster.administration import Administration
 from amqp_server.cluster.api_questions import Questions
@@ -600,6 +602,8 @@ class ClusterNode:
     async def _join(self) -> None:
         await self._joined.wait()
         await self.mark()
+        # The topology's leader does the same, later: clients must not find what ended with an earlier start.
+        await self._until_applied(partial(self._broker.propose, NodeDown(self.node, self.incarnation - 1)))
         # A queue declared before the nodes are known would get too few members, or none.
         while not self._knows_nodes:
             await trio.sleep(TICK_S)
@@ -639,6 +643,10 @@ class ClusterNode:
 
     async def mark(self) -> None:
         """Wait until a proposal of this node has been applied here."""
+        await self._until_applied(partial(self.replication.submit, Mark()))
+
+    async def _until_applied(self, propose: Callable[[Done], None]) -> None:
+        """Propose something until it has been applied here, and by all nodes in reach."""
         while True:
             done = trio.Event()
             outcome: list[Result | Refused] = []
@@ -649,7 +657,7 @@ class ClusterNode:
                 outcome.append(result)
                 done.set()
 
-            self._turn.run(self.replication.submit, Mark(), told)
+            self._turn.run(propose, told)
             await done.wait()
             if not isinstance(outcome[0], Refused):
                 return

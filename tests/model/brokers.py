@@ -29,7 +29,8 @@ from tests.reliability.node import Node
 
 PASSWORD = "secret"
 #: So that compaction and retention have several segments in programs of some dozens of messages.
-OPTIONS = ("--stream-segment-bytes-min", "1000")
+#: Segments are small, and written at once: else no program would be long enough for compaction and retention.
+OPTIONS = ("--stream-segment-bytes-min", "1000", "--stream-flush-ms", "50")
 #: The data directory of a single node is a file system of its own, where it can be mounted. It has so many
 #: bytes, and there is an alarm if fewer than these are free.
 DISK_BYTES, FLOOR_BYTES = 192 << 20, 8 << 20

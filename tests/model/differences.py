@@ -22,6 +22,8 @@ class Difference:
 
 
 RABBITMQ = "rabbitmq"
+#: Of 4.3; 3.10 does what mqd does.
+RABBITMQ_4 = "rabbitmq-4"
 KNOWN: tuple[Difference, ...] = (
     Difference(
         RABBITMQ,
@@ -30,7 +32,7 @@ KNOWN: tuple[Difference, ...] = (
     ),
     Difference(
         RABBITMQ,
-        r"basic\.get operations are not supported by quorum queues with single active consumer",
+        r"basic\.get operations are not supported by \W*quorum\W* queues with single active consumer",
         "basic.get from a quorum queue with a single active consumer is refused with 405",
     ),
     Difference(RABBITMQ, r"does not support global qos", "no global prefetch on quorum queues (540)"),
@@ -64,7 +66,7 @@ KNOWN: tuple[Difference, ...] = (
     ),
     Difference(
         RABBITMQ,
-        r"got ack where {'nack'} is right",
+        r"got ack where {'nack'} is right|was delivered, which never was in this queue",
         "a quorum queue takes some messages above its limit before it refuses others",
         (("kind", "quorum"),),
     ),
@@ -73,6 +75,47 @@ KNOWN: tuple[Difference, ...] = (
         r"came before message|came to .* after message|is lost|never was in this queue|messages where|remain where",
         "a policy with max-length and overflow together drops messages before it refuses any",
         (("policy", "overflow"),),
+    ),
+    Difference(
+        RABBITMQ,
+        r"Queue\.Delete was accepted where 406 is right",
+        "conditions of a delete are ignored for streams",
+        (("kind", "stream"),),
+    ),
+    Difference(
+        RABBITMQ,
+        r"is there [\d.]+ s after its lease",
+        "a quorum queue looks at its lease every 5 s",
+        (("kind", "quorum"),),
+    ),
+    Difference(
+        RABBITMQ,
+        r"is there [\d.]+ s after its lease",
+        "a passive declare by another client, which is refused, renews the lease of an exclusive queue",
+        (("life", "exclusive"),),
+    ),
+    Difference(
+        RABBITMQ_4,
+        r"message \d+ has redelivered=True",
+        "a dead letter keeps the flag of the queue that it comes from",
+    ),
+    Difference(
+        RABBITMQ_4,
+        r"got more than its prefetch of \d+, or of \d+ for its channel",
+        "global prefetch counts for each consumer",
+        (("consume", "global"),),
+    ),
+    Difference(
+        RABBITMQ_4,
+        r"came before message",
+        "every quorum queue has priorities, q1 too",
+        (("priority", "5"),),
+    ),
+    Difference(
+        RABBITMQ_4,
+        r"was purged with \d+ messages where|has \d+ messages where|messages remain where",
+        "x-max-length-bytes of a quorum queue counts properties, too",
+        (("kind", "quorum"), ("bytes", "100")),
     ),
 )
 

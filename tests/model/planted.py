@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -378,9 +379,16 @@ def _rollback() -> None:
 
 @bug("queues-max-passed")
 def _queues_max() -> None:
-    from amqp_server.broker.topology.limits import OperatorLimits
+    """Only single queues are counted, not the partitions of a super stream."""
+    from amqp_server.broker import room
 
-    _replace(OperatorLimits, "check_queue", lambda check: lambda self, vhost, name, count: None)
+    def make(refused: Any) -> Any:
+        def planted(vhost: Any, name: str, most: Any, count: int = 1) -> str | None:
+            return None if count > 1 else refused(vhost, name, most)
+
+        return planted
+
+    _replace(room, "queues_refused", make)
 
 
 @bug("read-not-asked-by-groups")
@@ -419,8 +427,22 @@ def _skipped() -> None:
 def _part() -> None:
     """A commit hands over a few messages in each turn."""
     from amqp_server.channel.transactions import tx
+    """A commit hands over a few messages in each turn, and queues do not hold them back."""
+    from amqp_server.channel import tx
 
-    tx.PARTS_AT_ONCE = 10
+    _replace(tx, "PARTS_AT_ONCE", lambda parts: 10)
+    _replace(tx, "_hold", lambda hold: lambda hosts, held: None)
+
+    def make(end_parts: Any) -> Any:
+        def planted(self: Any) -> Any:
+            for _ in end_parts(self):
+                # Longer than a turn may be: other clients have theirs in between.
+                time.sleep(0.01)
+                yield
+
+        return planted
+
+    _replace(tx.LargeEnd, "_end_parts", make)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,8 @@ from tests.model.programs import Program
 PROGRAMS = {1: 36, 3: 10}
 
 
+# CI has more of them in a step of its own.
+@pytest.mark.long
 @pytest.mark.parametrize("nodes", [1, 3])
 def test_what_clients_see_is_what_the_model_allows(nodes: int, tmp_path: Path) -> None:
     """The same programs in every run."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
 from tests.model import pairs
@@ -15,7 +19,7 @@ from tests.model.spec.promises import NOT_FOUND, PRECONDITION_FAILED, Broken, Pr
 from tests.model.spec.queues import Queue
 from tests.model.spec.routing import Binding, topic_matches
 from tests.model.spec.state import Broker
-from tests.model.spec.streams import Position
+from tests.model.spec.streams import Log, Position
 from tests.model.spec.vhost import Vhost
 
 
@@ -27,8 +31,8 @@ class Answer:
 class Talk:
     """A client of the model; each call is a step."""
 
-    def __init__(self) -> None:
-        self.model = Vhost(Broker())
+    def __init__(self, broker: Broker | None = None) -> None:
+        self.model = Vhost(broker or Broker())
         self.session = Session(0, User("guest"), "n1")
         self.at_s = 0.0
         self.number = 0
@@ -289,3 +293,80 @@ def test_programs_shrink() -> None:
         return any({"number": 5} in step.get("messages", ()) for step in tried.steps)
 
     assert shrunk(program, fails).steps == [{"op": "publish", "messages": [{"number": 5}]}]
+
+
+@pytest.fixture
+def three() -> Talk:
+    """A talk with three nodes, of which one knows late what another one has done."""
+    return Talk(Broker(nodes=3, prompt=False))
+
+
+def test_a_purge_takes_only_what_has_arrived(three: Talk) -> None:
+    queue = three.declare("q")
+    three.publish("q")
+    three.step()
+    three.model.publish(three.channel, Message(2, 10, "", "q"), awaited=False)
+    three.done(three.model.purge(three.channel, "q"), Answer())
+    assert [copy.presence for copy in queue.line()] == [Presence.MAYBE]
+
+
+@pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
+def test_what_is_on_its_way_finds_no_room_behind_what_comes_now(three: Talk, overflow: str) -> None:
+    dead = three.declare("dead")
+    queue = three.declare(
+        "q", max_length=1, overflow=overflow, dead_letter_exchange="", dead_letter_routing_key="dead"
+    )
+    for number in (1, 2):
+        three.step()
+        three.model.publish(three.channel, Message(number, 10, "", "q"), awaited=False)
+    assert [copy.presence for copy in queue.line()][0] is Presence.MAYBE
+    assert [copy.message.number for copy in dead.line()] == ([1, 2] if overflow.endswith("dlx") else [])
+
+
+def test_a_returned_message_is_counted_late_on_three_nodes(three: Talk) -> None:
+    queue = three.declare("q", "quorum")
+    three.publish("q")
+    three.consume("q")
+    three.deliver(1)
+    three.settle("requeue", 1)
+    [copy] = queue.line()
+    copy.presence = Presence.SURE
+    queue.consumers.clear()
+    assert queue.count() == (0, 1)
+    three.step()
+    three.step()
+    assert queue.count() == (1, 1)
+
+
+def test_what_was_published_together_is_deleted_together(talk: Talk) -> None:
+    talk.step()
+    arguments = {"x-max-length-bytes": 6000, "x-stream-max-segment-size-bytes": 1000}
+    talk.done(talk.model.declare_queue(talk.channel, "s", "stream", arguments=arguments))
+    log = talk.model.queues["s"]
+    assert isinstance(log, Log)
+    talk.publish("s", 200)
+    talk.publish("s", 3)
+    # One batch, which is in one segment.
+    assert log.kept_from() == 200
+
+
+def test_of_two_messages_by_two_clients_either_may_be_the_latest_of_a_key(three: Talk) -> None:
+    three.step()
+    arguments = {"x-stream-compaction": "header:x-stream-key"}
+    three.done(three.model.declare_queue(three.channel, "s", "stream", arguments=arguments))
+    log = three.model.queues["s"]
+    assert isinstance(log, Log)
+    for channel, number, size in ((three.channel, 1, 10), (three.open(2), 2, 0)):
+        message = Message(number, size, "", "s", headers={"x-stream-key": "k"})
+        three.model.publish(channel, message, awaited=False)
+    log.verify([(0, 2), (1, 1)])
+    log.verify([(0, 2)])
+
+
+@pytest.mark.pure
+def test_each_bug_can_still_be_planted() -> None:
+    """What a bug replaces is there: otherwise its mqd does not start, and nobody looks."""
+    code = "from tests.model.planted import BUGS\nfor plant in BUGS.values(): plant()"
+    root = Path(__file__).parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -391,3 +391,37 @@ def test_without_sync_nothing_waits_for_the_disk(
     flags = fcntl.fcntl(environment._log._file, fcntl.F_GETFL)
     assert (bool(synced), bool(flags & os.O_DSYNC), environment._env.flags()["sync"]) == (sync, sync, sync)
     environment.close()
+
+
+REMAINS = ("main/log", "marks", "spill/data.mdb", "streams/7/00000000000000000000.segment")
+
+
+@pytest.mark.parametrize("name", REMAINS)
+def test_what_is_left_of_a_directory_without_its_store_is_no_new_directory(tmp_path: Path, name: str) -> None:
+    """Everything else is in the store: a node that starts as a new one would say nothing of what is lost."""
+    directory = tmp_path / "data"
+    (directory / name).parent.mkdir(parents=True)
+    (directory / name).write_bytes(b"of an earlier life")
+    what = name.rpartition("/")[0] if name.startswith("streams") else name
+    with pytest.raises(
+        DataDirectoryUnusable, match=rf"has no main/data.mdb, but it has {what} .*move .* away"
+    ):
+        open_environment(tmp_path)
+    assert (directory / name).read_bytes() == b"of an earlier life"
+    assert not (directory / "main" / "data.mdb").exists()
+    directory.rename(tmp_path / "old")
+    open_environment(tmp_path).close()
+
+
+@pytest.mark.parametrize("log_bytes", [0, 1 << 20])
+def test_a_store_that_was_deleted_is_missed(tmp_path: Path, log_bytes: int) -> None:
+    Environment.open(tmp_path / "data", map_bytes=1 << 30, log_bytes=log_bytes).close()
+    (tmp_path / "data" / "main" / "data.mdb").unlink()
+    with pytest.raises(DataDirectoryUnusable, match="has no main/data.mdb"):
+        Environment.open(tmp_path / "data", map_bytes=1 << 30, log_bytes=log_bytes)
+
+
+def test_empty_folders_are_a_new_directory(tmp_path: Path) -> None:
+    for name in ("main", "spill", "streams/7"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+    open_environment(tmp_path).close()

@@ -312,6 +312,10 @@ async def test_a_stopped_node_leaves_nothing_in_the_log(path: Path) -> None:
         assert turns.stored() == []
         turns.commit.stop()
     environment.close()
+    again = open_at(path, log_bytes=0)
+    about = again.snapshot().get(b"schema_version", db=again.tables.about)
+    assert about is not None and bytes(about) == b"2"
+    again.close()
     # So a program that does not know the log can read the directory.
     (path / "main" / LOG_FILE).unlink()
     assert list(recovered(path)) == [0]

@@ -160,3 +160,18 @@ def test_a_damaged_declaration_is_refused_at_the_start(tmp_path: Path) -> None:
     assert flip(node.data, b'"name":"a-queue-with-a-name-of-its-own"', 3) >= 1
     said = refused(node)
     assert "the metadata entry b'queues" in said, said
+
+
+def test_a_directory_without_its_store_is_refused_until_it_is_moved_away(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        filled(node, 50)
+        assert node.stop() == 0
+        (node.data / "main" / "data.mdb").unlink()
+        said = refused(node)
+        assert "has no main/data.mdb, but it has main/log, marks" in said, said
+        assert f"move {node.data} away, and the node starts as a new one" in said, said
+        node.data.rename(tmp_path / "lost")
+        node.start()
+        with contextlib.closing(Client(node.port)) as client:
+            client.declare("q")
+            assert client.count("q") == 0

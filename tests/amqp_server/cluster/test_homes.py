@@ -92,7 +92,9 @@ def test_transient_and_exclusive_queues_go_with_their_node(ring: Ring) -> None:
         publish(other, "fleeting", b"")
     ring.nodes["n2"].kill()
     ring.start("n2")
-    _gone(ring, "n3")
+    # At once, on every node.
+    for name in ring.nodes:
+        assert not _present(ring, name)
     with ring.channel("n3") as other:
         # Now any client may use their names.
         other.queue_declare("mine", exclusive=True)
@@ -120,9 +122,11 @@ def test_their_names_are_free_even_if_the_node_does_not_come_back(ring: Ring) ->
         other.queue_delete("fleeting")
 
 
-def _gone(ring: Ring, name: str) -> None:
-    def gone() -> bool:
-        queues = {queue["name"] for queue in ring.get(name, "/api/queues/%2F")}
-        return not queues & {"mine", "fleeting"}
+def _present(ring: Ring, name: str) -> set[str]:
+    """Return the transient objects that this node knows."""
+    found = {each["name"] for what in ("queues", "exchanges") for each in ring.get(name, f"/api/{what}/%2F")}
+    return found & {"mine", "fleeting", "fleeting-exchange"}
 
-    wait_until("what was transient is gone", gone)
+
+def _gone(ring: Ring, name: str) -> None:
+    wait_until("what was transient is gone", lambda: not _present(ring, name))

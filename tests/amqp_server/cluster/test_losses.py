@@ -88,3 +88,25 @@ def test_what_all_nodes_have_lost_is_given_up_by_an_operator(own: Ring, *, rest:
         publish(channel, "holed", b"one more")
         expected = [message for message in MESSAGES if message != MESSAGES[2]]
         assert take(channel, "holed", 6) == [*expected, b"one more"]
+
+
+def test_a_node_whose_store_was_deleted_comes_back_with_an_empty_directory_only(
+    tmp_path: Path,
+) -> None:
+    with Ring(tmp_path) as ring:
+        fill(ring, "kept")
+        node = ring.nodes["n3"]
+        node.kill()
+        (node.data / "main" / "data.mdb").unlink()
+        node.launch()
+        wait_until("the node has ended", lambda: not node.running, state=node.log)
+        assert node.stop() == 1
+        said = node.log().splitlines()[-1]
+        assert "has no main/data.mdb, but it has main/log, marks" in said, said
+        assert "in a cluster the other nodes fill it" in said, said
+        node.data.rename(tmp_path / "lost")
+        ring.start("n3")
+        ring.formed()
+        ring.equal("kept", *NAMES)
+        with ring.channel("n3") as channel:
+            assert take(channel, "kept", len(MESSAGES)) == MESSAGES

@@ -34,7 +34,7 @@ from tests.persistence.streams.crashing import CrashingFiles
 from tests.turns import Violation
 
 #: The last two have nodes without room for segments.
-SEEDS = (*range(20), 23, 26)
+SEEDS = (*range(20), 23, 26, 44)
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 30
 #: Where a run ends, its nodes have tasks that never began.

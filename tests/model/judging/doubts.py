@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.model.judging.faults import Faults
-from tests.model.spec.promises import NOT_FOUND, Broken
+from tests.model.spec.promises import Broken
 from tests.model.spec.queues import LATE_S, Queue
 
 #: A lease that ends within this time is outlasted before the next step.
@@ -13,22 +13,12 @@ SOON_S = 0.25
 
 
 class Doubts(Faults):
-    def _await_end(self, name: str) -> None:
-        """A queue goes with its last consumer, its client or its node, soon."""
-        deadline = time.monotonic() + self.patience_s
-        while name not in self.model.queues:
-            if self._look(name) == NOT_FOUND:
-                return
-            if time.monotonic() > deadline:
-                raise Broken(f"{name} is there {self.patience_s} s after its end")
-            time.sleep(0.02)
-
     def _probe(self) -> None:
         """Ask whether queues still exist of which the model does not know it."""
-        while self.model.vanishing and not self.hit:
-            self._await_end(self.model.vanishing.pop())
+        if not self.hit:
+            self._await_ends()
         for queue in list(self.model.queues.values()):
-            if not isinstance(queue, Queue) or self.hit:
+            if not isinstance(queue, Queue) or (self.hit and not _goes_on(queue)):
                 continue
             if queue.lease is not None and time.monotonic() >= queue.lease[0] - SOON_S:
                 self._outlast(queue)
@@ -49,3 +39,8 @@ class Doubts(Faults):
             if time.monotonic() > ends + LATE_S:
                 raise Broken(f"{queue.name} is there {LATE_S} s after its lease")
             time.sleep(0.02)
+
+
+def _goes_on(queue: Queue) -> bool:
+    """True if a fault of a node does not touch the queue: its lease goes on."""
+    return queue.kind == "classic" and queue.reachable

@@ -210,6 +210,8 @@ class Faults(Transactions):
                     )
                     # What it held comes to the next one first.
                     self._settle()
+        # A queue whose last consumer was one of these goes: not when its node is back.
+        self._await_ends()
 
     def _strike_queue(self, kind: str, node: str, step: Step) -> None:
         queue = self.model.queues.get(step["queue"])
@@ -272,7 +274,5 @@ class Faults(Transactions):
             if isinstance(queue, Queue):
                 queue.reachable = True
                 if queue.lost_with_node:
-                    # The node may serve it for a moment.
                     self.model.remove_queue(queue)
-                    self.model.vanishing.append(queue.name)
         self.model.troubled = False

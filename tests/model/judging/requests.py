@@ -315,12 +315,28 @@ class Requests:
         self.model.remove_queue(queue)
         return False
 
-    def _look(self, name: str, channel: int = 3) -> commands.Queue.DeclareOk | int:
+    def _await_ends(self) -> None:
+        while self.model.vanishing:
+            self._await_end(self.model.vanishing.pop())
+
+    def _await_end(self, name: str) -> None:
+        """A queue goes with its last consumer, its client or its node, soon."""
+        deadline = time.monotonic() + self.patience_s
+        while name not in self.model.queues:
+            if self._look(name) == NOT_FOUND:
+                return
+            if time.monotonic() > deadline:
+                raise Broken(f"{name} is there {self.patience_s} s after its end")
+            time.sleep(0.02)
+
+    def _look(
+        self, name: str, channel: int = 3, arguments: dict[str, Any] | None = None
+    ) -> commands.Queue.DeclareOk | int:
         """Ask for a queue, whether it is there or not. Return the answer, or the code of the refusal."""
         number, spec = self._channel({"client": OWN, "channel": channel})
         client = self.clients[number]
         self.model.sent_at = time.monotonic()
-        client.send(channel, commands.Queue.Declare(queue=name, passive=True))
+        client.send(channel, commands.Queue.Declare(queue=name, passive=True, arguments=arguments))
         arrived = self._await(client, channel, commands.Queue.DeclareOk)
         self.model.now = time.monotonic()
         if arrived is None:

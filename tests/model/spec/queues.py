@@ -93,6 +93,8 @@ class Queue:
     reachable: bool = True
     #: A fault hit it: what was in flight may come later or not at all.
     shaken: bool = False
+    #: Step in which the last consumer left that did.
+    lost_one_at: int = -1
 
     # -- what is in it ---------------------------------------------------------------------------------------
 
@@ -113,7 +115,17 @@ class Queue:
         return sorted((copy for copy in self.copies if copy.ready), key=lambda copy: -copy.priority)
 
     def certainly_ready(self, copy: Copy) -> bool:
-        return copy.ready and copy.presence is Presence.SURE and not copy.may_have_expired(self.vhost.now)
+        return (
+            copy.ready
+            and copy.presence is Presence.SURE
+            and not copy.may_have_expired(self.vhost.now)
+            and not self._on_its_way_back(copy)
+        )
+
+    def _on_its_way_back(self, copy: Copy) -> bool:
+        """True if a client of another node may have returned it just now: nothing answers that."""
+        several = self.vhost.broker.nodes > 1
+        return several and bool(copy.returns[1]) and copy.ready_at >= self.vhost.step - 1
 
     @property
     def racing(self) -> bool:
@@ -161,6 +173,7 @@ class Queue:
                 return None, {"nack"}
             if self._over(high[0] + 1, high[1] + message.size):
                 outcomes, presence = {"ack", "nack"}, Presence.MAYBE
+                self._overtake()
         copy = Copy(
             message,
             self._priority(message),
@@ -182,6 +195,14 @@ class Queue:
             if self.kind == "classic" and not message.persistent:
                 self.forgettable.add(identity)
         return copy, outcomes
+
+    def _overtake(self) -> None:
+        """What is still on its way, from another queue or node, finds no room behind what comes now."""
+        for late in self.line():
+            if late.presence is Presence.COMING and late.arrived is None:
+                late.presence = Presence.MAYBE
+                if self.settings.overflow == "reject-publish-dlx":
+                    self.vhost.dead_letter(self, late, "maxlen", certain=False)
 
     def _seen(self, message: Message) -> Presence | None:
         identity = message.headers.get("x-deduplication-id")
@@ -367,6 +388,7 @@ class Queue:
 
     def lose(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
+        self.lost_one_at = self.vhost.step
         if self.active is consumer:
             self.active = None
         if not self.consumers:

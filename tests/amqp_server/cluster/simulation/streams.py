@@ -542,9 +542,11 @@ class StreamSimulation(Cluster):
         return found
 
     def first_offset(self, queue_id: int = 0) -> int:
-        """The highest offset that retention has deleted up to, as far as any member knows."""
+        """The highest offset that retention has deleted up to, as far as any member knows. After a start, a
+        member's segments may begin behind what it has read of its log.
+        """
         stream = self.ledger_of(queue_id or self.main)
-        first = max((host.replica.first_offset for _, host in self.members(queue_id)), default=0)
+        first = max((host.first_offset for _, host in self.members(queue_id)), default=0)
         stream.first = max(stream.first, first)
         return stream.first
 
