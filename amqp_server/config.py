@@ -634,6 +634,14 @@ class Config:
         low=1_000,
         high=10_000_000,
     )
+    tx_timeout_ms: int = option(
+        300_000,
+        "How long a transaction may stay open, from its first publish or ack; then it is rolled back, and its "
+        "channel closed with 406. 0: no limit.",
+        unit="ms",
+        low=0,
+        high=315_360_000_000,
+    )
     tx_producers_max: int = option(
         100_000,
         "Producers of transactions whose epoch (x-producer-epoch) is remembered; the one whose epoch was "

@@ -141,6 +141,11 @@ class Connection:
             commands.Basic.ConsumeOk,
         )
 
+    def rest(self) -> bytes:
+        """Take what was read behind the last decoded frame."""
+        data, self._received = self._received, b""
+        return data
+
     def delivery(self) -> Delivery:
         """The next delivery, decoded frame by frame."""
         start, wire_bytes = self._frame()

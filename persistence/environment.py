@@ -417,6 +417,8 @@ def _warn_of_strangers(directory: Path) -> None:
         "as they are",
         *(directory, ", ".join(map(repr, found[:_NAMED_MAX])), more),
     )
+
+
 def _remains(directory: Path) -> list[str]:
     """Return the names of files that are made after the first transaction of the store."""
     found = [

@@ -20,6 +20,7 @@ from amqp_server.broker.memo import MemoBudget
 from amqp_server.broker.message_status import Statuses
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.object_counts import ObjectCounts
+from amqp_server.broker.open_transactions import OpenTransactions
 from amqp_server.broker.recovery.failures import Failures
 from amqp_server.broker.recovery.stored_queue_time import TimeNotes
 from amqp_server.broker.reply import Replies
@@ -104,6 +105,9 @@ class Broker:
         self.replication: Replication = replication or local
         #: Set in a cluster.
         self.transactions: Transactions = LocalTransactions(metadata, config.tx_producers_max)
+        self.open_transactions = OpenTransactions(
+            config.node, config.tx_timeout_ms, clock, timers, turn.overdue
+        )
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)
         self.closed_sessions = ClosedSessions(turn, self.sessions)

@@ -43,6 +43,9 @@ class Transactions(Protocol):
     def begin(self) -> TransactionId:
         """Return the name of a new transaction."""
 
+    def end(self, transaction: TransactionId) -> None:
+        """This transaction will not be decided: it has failed, or needed no decision."""
+
     def decide(
         self,
         transaction: TransactionId,
@@ -79,6 +82,9 @@ class LocalTransactions:
             self._epochs[key] = decode(TABLE, key, value, ProducerRecord).epoch
 
     def begin(self) -> TransactionId:
+        raise NotImplementedError
+
+    def end(self, transaction: TransactionId) -> None:
         raise NotImplementedError
 
     def decide(self, *_: Any) -> None:

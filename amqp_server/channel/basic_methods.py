@@ -409,6 +409,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
 
+    transaction.close()
     transaction.check_producer()
     if transaction.is_prepared:
         _commit_prepared(channel, transaction)
@@ -531,6 +532,8 @@ def tx_rollback(channel: Channel, method: commands.Tx.Rollback) -> None:
     transaction = channel.tx
     if transaction is None:
         raise PreconditionFailed("channel is not transactional")
+
+    transaction.close()
 
     def rolled_back() -> None:
         channel.send(commands.Tx.RollbackOk())

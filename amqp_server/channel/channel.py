@@ -344,6 +344,7 @@ class Channel:
         if transaction is None:
             return iter(())
         self._rolled_back = True
+        transaction.close_for_good()
         return transaction.rollback_in_parts()
 
     def leave(self) -> None:

@@ -95,6 +95,9 @@ class Connection(Protocol):
     def outbox(self) -> Outbox: ...
     @property
     def incoming(self) -> ReadingHalf: ...
+    @property
+    def suspended(self) -> object | None:
+        """A method that waits for its answer, None if there is none."""
 
     def after(self, begin: Callable[[Callable[..., None]], None], then: Callable[..., None]) -> None:
         """Call `begin` with a function that takes the answer, and continue with `then` when the answer has

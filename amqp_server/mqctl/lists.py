@@ -49,6 +49,10 @@ CHANNEL = {"pid": "name", "connection": "connection_details.name"} | _same(
     " messages_uncommitted acks_uncommitted prefetch_count global_prefetch_count confirm transactional"
 )
 
+TRANSACTION = _same(
+    "id state vhost node age_ms messages message_bytes acks participants waiting_for connection channel user"
+)
+
 
 def _show(
     invocation: Invocation, rows: list[dict[str, Any]], columns: tuple[str, ...], default: str, known: Known
@@ -105,3 +109,4 @@ _in_vhost(
 )
 _of_node("list_connections", "connections", "user peer_host peer_port state", CONNECTION)
 _of_node("list_channels", "channels", "pid user consumer_count messages_unacknowledged", CHANNEL)
+_of_node("list_transactions", "transactions", "id state age_ms messages acks participants user", TRANSACTION)

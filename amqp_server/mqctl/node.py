@@ -164,6 +164,19 @@ def close_connection(invocation: Invocation, name: str, reason: str) -> None:
 
 
 @mqctl.command(
+    "abort_transaction",
+    help="Rolls back an open transaction, whose channel is closed, or has an undecided one rolled back. "
+    "`mqctl list_transactions` prints the ids.",
+)
+@click.argument("id")
+@click.argument("reason", required=False)
+@pass_invocation
+def abort_transaction(invocation: Invocation, id: str, reason: str | None) -> None:
+    told = {} if reason is None else {"reason": reason}
+    invocation.client.delete("transactions", id, **told)
+
+
+@mqctl.command(
     "close_all_user_connections", help="Closes all connections of one user; the clients get REASON."
 )
 @click.argument("user")

@@ -19,6 +19,7 @@ from .spark_stream import SPARK_STREAM_SCENARIOS
 from .startup import Startup
 from .stream import Replay, SuperStream
 from .throughput import Throughput
+from .transactions import TRANSACTION_SCENARIOS
 from .watched import Watched
 
 CONFIRM_WINDOW = 1_000
@@ -145,6 +146,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ClosedLoop(100, "quorum", nodes=3),
     ClosedLoop(200, "quorum", nodes=3),
     ClosedLoop(1_000, "quorum", nodes=3),
+    *TRANSACTION_SCENARIOS,
     *SPARK_SCENARIOS,
     *SPARK_READ_SCENARIOS,
     *SPARK_STREAM_SCENARIOS,

@@ -425,10 +425,8 @@ def _skipped() -> None:
 
 @bug("part-of-a-transaction-first")
 def _part() -> None:
-    """A commit hands over a few messages in each turn."""
-    from amqp_server.channel.transactions import tx
     """A commit hands over a few messages in each turn, and queues do not hold them back."""
-    from amqp_server.channel import tx
+    from amqp_server.channel.transactions import tx
 
     _replace(tx, "PARTS_AT_ONCE", lambda parts: 10)
     _replace(tx, "_hold", lambda hold: lambda hosts, held: None)

@@ -89,6 +89,7 @@ class PreparedCommit:
         self._transaction = transaction
         self._coordinator = channel.broker.transactions
         self._id = self._coordinator.begin()
+        self._under_way = channel.broker.open_transactions
         self._producer = transaction.producer
         self._takers: dict[Recipient, PartTaker] = {}
         #: Steps that hand messages to clients that wait for direct replies.
@@ -107,6 +108,7 @@ class PreparedCommit:
         or if a queue is out of reach. If `refused` is not empty then, nothing of it was done.
         """
         self._done = done
+        self._under_way.committing(self._id, self._channel)
         steps = self._hand_out()
         if self._transaction.is_large:
             LargeEnd(self._channel, steps).begin(self._prepare)
@@ -211,6 +213,7 @@ class PreparedCommit:
         if isinstance(committed, Refused):
             # The queues will hear what is decided.
             self._unavailable = committed
+            self._under_way.committed(self._id)
             self._done(committed)
         elif committed:
             self._resolve(committed=True)
@@ -220,7 +223,9 @@ class PreparedCommit:
                 self._producer.key
             ):
                 self.refused = "another start of its producer has a higher x-producer-epoch"
-            self._unavailable = Refused("the transaction was rolled back, because its decision took too long")
+            self._unavailable = Refused(
+                "the transaction was rolled back: its decision took too long, or an operator has aborted it"
+            )
             self._end(committed=False)
 
     def _resolve(self, *, committed: bool) -> None:
@@ -229,6 +234,8 @@ class PreparedCommit:
                 taker.taker_of.submit(("resolve", self._id, committed))
 
     def _committed(self) -> None:
+        self._coordinator.end(self._id)
+        self._under_way.committed(self._id)
         for verb, pieces in self._settlements:
             self._channel.settled(verb, pieces)
         for host, command in self._acks_of_streams:
@@ -239,6 +246,8 @@ class PreparedCommit:
 
     def _end(self, *, committed: bool) -> None:
         """Nothing of it is done. The client holds its deliveries again; they go back with its channel."""
+        self._coordinator.end(self._id)
+        self._under_way.committed(self._id)
         self._resolve(committed=committed)
         acked = [piece for _, pieces in self._settlements for piece in pieces]
         for _ in self._channel.unacked.restore_in_parts(acked):

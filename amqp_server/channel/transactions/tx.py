@@ -16,7 +16,7 @@ from amqp_server.channel.tracing import trace_publish
 from amqp_server.channel.transactions.commit_answers import CommitOrigin
 from amqp_server.channel.transactions.producers import EPOCH, producer_of
 from amqp_server.channel.unacked import Piece, joined
-from amqp_server.errors import PreconditionFailed
+from amqp_server.errors import PreconditionFailed, SoftError
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import LEADER
 from quorum_queue.ports import Recipient
@@ -39,6 +39,10 @@ PARTS_AT_ONCE = 16
 PART_MESSAGES_MAX = 2_048
 PART_BYTES_MAX = 256 * 1024
 
+#: Queues that are listed for one open transaction, and runs of its messages and acks that are looked at for
+#: that.
+PARTICIPANTS_MAX, LOOKED_AT_MAX = 100, 1_000
+
 
 class Transaction:
     """Publishes and acks of a channel in tx mode since its last commit."""
@@ -58,6 +62,47 @@ class Transaction:
         self._part_count = 0
         #: The last acks are joined when they have more pieces than this.
         self._join_from = JOIN_FROM
+        self._all_open = channel.broker.open_transactions
+        #: See broker.open_transactions; the number is 0 while nothing was published or acked.
+        self.number = self.since_ms = 0
+        #: True if the channel is closed, which may happen while it still acks very many deliveries.
+        self._is_over = False
+
+    @property
+    def channel(self) -> Channel:
+        return self._channel
+
+    def close(self) -> None:
+        """Its commit or rollback begins: from now on it is not open, and does not end by its age."""
+        if self.number:
+            self._all_open.remove(self)
+            self.number = 0
+
+    def close_for_good(self) -> None:
+        """Its channel closes."""
+        self.close()
+        self._is_over = True
+
+    def end(self, error: SoftError) -> bool:
+        """Roll it back and close its channel; see broker.open_transactions."""
+        channel = self._channel
+        if channel.connection.suspended is not None:
+            return False
+        channel.connection.close_channel(channel, error, (0, 0))
+        return True
+
+    def participants(self) -> list[str]:
+        """The names of its queues so far, some of them if there are many: see PARTICIPANTS_MAX."""
+        names: dict[str, None] = {}
+        for segment in self.segments[:LOOKED_AT_MAX]:
+            for target in segment.route.targets[:PARTICIPANTS_MAX]:
+                names[target.name] = None
+        left = LOOKED_AT_MAX
+        for _, pieces in self.settlements[:LOOKED_AT_MAX]:
+            for piece in pieces[:left]:
+                names[piece.holder.queue.name] = None
+            left = max(0, left - len(pieces))
+        return list(names)[:PARTICIPANTS_MAX]
 
     @property
     def published_count(self) -> int:
@@ -85,6 +130,8 @@ class Transaction:
 
     def add(self, segment: Segment) -> None:
         """Keep published messages until the commit."""
+        if not (self.number or self._is_over):
+            self._all_open.add(self)
         # In a transaction a mix has no answers of its own.
         segment.mix = None
         if not self.segments and EPOCH in segment.contents[0]:
@@ -136,6 +183,8 @@ class Transaction:
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Keep acks until the commit."""
+        if not (self.number or self._is_over):
+            self._all_open.add(self)
         self._part_count += len(pieces)
         if self.settlements and self.settlements[-1][0] == verb:
             last = self.settlements[-1][1]

@@ -10,7 +10,7 @@ after a time, at once if the node that commits is down.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, Protocol
 
 from amqp_server.broker.transactions import Producer
@@ -37,6 +37,9 @@ ANSWERS_MAX: Final = 2_000
 IN_DOUBT = Refused(
     "the cluster's nodes did not take the decision in time: the transaction may still be committed, as a whole"
 )
+
+#: Is told a decision: committed or aborted; None if it may have come unseen.
+Watcher = Callable[[bool | None], None]
 
 
 class Hosts(Protocol):
@@ -108,6 +111,9 @@ class Transactions:
         self._decision_ms = decision_ms
         self._producers_max = producers_max
         self._last_number = 0
+        #: Commits that have begun here, and that nothing was decided about: only these may be proposed. One
+        #: that others had aborted would find its decision forgotten, and be committed without its parts.
+        self._begun: dict[TransactionId, None] = {}
         #: Clients that wait for a decision, with the time when they stop waiting.
         self._waiting: dict[TransactionId, tuple[int, Callable[[bool | Refused], None]]] = {}
         #: Commits that this node has proposed, and that its log may still bring.
@@ -120,6 +126,8 @@ class Transactions:
         self._with_parts: dict[Any, None] = {}
         self._seen: dict[tuple[int, TransactionId], int] = {}
         self._looked_ms = 0
+        #: Operators that wait for a decision.
+        self._watching: dict[TransactionId, list[Watcher]] = {}
 
     def recover(self) -> None:
         """Does nothing: the log has everything."""
@@ -132,7 +140,12 @@ class Transactions:
 
     def begin(self) -> TransactionId:
         self._last_number += 1
-        return *self._own, self._last_number
+        transaction = (*self._own, self._last_number)
+        self._begun[transaction] = None
+        return transaction
+
+    def end(self, transaction: TransactionId) -> None:
+        self._begun.pop(transaction, None)
 
     def shut_out(self, producer: Producer) -> None:
         if producer.epoch > self.epoch_of(producer.key):
@@ -149,6 +162,10 @@ class Transactions:
         producer: Producer | None,
         done: Callable[[bool | Refused], None],
     ) -> None:
+        if transaction not in self._begun:
+            done(False)
+            return
+        del self._begun[transaction]
         self._waiting[transaction] = self._clock.monotonic_ms() + self._timeout_ms, done
         self._proposed[transaction] = None
         key, epoch = ("", 0) if producer is None else producer
@@ -171,11 +188,14 @@ class Transactions:
         """These proposals were applied, this node's if `own`: what stands is in the decisions now."""
         for decision in decisions:
             transaction = decision.transaction
+            self._begun.pop(transaction, None)
             if own and decision.committed:
                 self._proposed.pop(transaction, None)
             waiting = self._waiting.pop(transaction, None)
             if waiting is not None:
                 waiting[1](self._decisions.by_id[transaction].committed)
+            if self._watching:
+                self._tell(transaction, committed=self._decisions.by_id[transaction].committed)
             if self._early:
                 for queue_id in decision.queues:
                     if self._early.pop((transaction, queue_id), None) is not None:
@@ -183,10 +203,68 @@ class Transactions:
 
     def came_by_snapshot(self) -> None:
         """The decisions came with a snapshot, which has what this node had proposed before."""
+        for transaction in list(self._begun):
+            if transaction in self._decisions.by_id:
+                del self._begun[transaction]
+        for transaction in list(self._watching):
+            known = self._decisions.by_id.get(transaction)
+            # The decision may have come and gone.
+            self._tell(transaction, committed=None if known is None else known.committed)
         for transaction in list(self._waiting):
             decided = self._decisions.by_id.get(transaction)
             if decided is not None:
                 self._waiting.pop(transaction)[1](decided.committed)
+
+    # -- for operators ---------------------------------------------------------------------------------------
+
+    def parts_here(self) -> Iterator[tuple[Any, Any, int]]:
+        """Yield the parts of which this node leads the queue: the queue's host, the part, and for how long
+        this node has seen it, ms.
+        """
+        now_ms = self._clock.monotonic_ms()
+        for holder in list(self._with_parts):
+            parts: KeptParts | None = holder.parts
+            leading = self._hosts.leads(holder.queue_id)
+            if holder.ended or parts is None or leading is None or leading is not holder:
+                continue
+            for part in list(parts.all()):
+                since_ms = self._seen.get((leading.queue_id, part.transaction), now_ms)
+                yield leading, part, now_ms - since_ms
+
+    def decisions(self) -> Iterator[tuple[TransactionId, bool, list[int], int]]:
+        """Yield the decisions that still wait for answers: committed or not; the queues, and 0 if it waits
+        for the node that committed; and the age as this node has seen it, ms.
+        """
+        now_ms, seen = self._clock.monotonic_ms(), self._seen
+        for key, decided in list(self._decisions.by_id.items()):
+            since_ms = min([seen.get((queue_id, key), now_ms) for queue_id in decided.left], default=now_ms)
+            yield key, decided.committed, list(decided.left), now_ms - since_ms
+
+    def decision_of(self, transaction: TransactionId) -> bool | None:
+        """Return whether a transaction was committed, as far as that is remembered; else None."""
+        decided = self._decisions.by_id.get(transaction)
+        return None if decided is None else decided.committed
+
+    def watch(self, transaction: TransactionId, told: Watcher) -> None:
+        """Call `told` with the next decision about a transaction, or with None if that came unseen."""
+        self._watching.setdefault(transaction, []).append(told)
+
+    def unwatch(self, transaction: TransactionId, told: Watcher) -> None:
+        watchers = self._watching.get(transaction)
+        if watchers is not None and told in watchers:
+            watchers.remove(told)
+            if not watchers:
+                del self._watching[transaction]
+
+    def _tell(self, transaction: TransactionId, *, committed: bool | None) -> None:
+        for told in self._watching.pop(transaction, ()):
+            told(committed)
+
+    def abort(self, transaction: TransactionId, queues: list[int]) -> None:
+        """Propose to abort a transaction over these queues, at least one of which keeps its part. The first
+        decision stands: see `watch`.
+        """
+        self._propose(Decision(transaction, False, tuple(queues)))
 
     # -- quorum_queue.ports.Undecided ------------------------------------------------------------------------
 

@@ -18,6 +18,7 @@ const PAGES = [
   ["connections", "Connections", "connections", "management"],
   ["channels", "Channels", "channels", "management"],
   ["consumers", "Consumers", "consumers", "management"],
+  ["transactions", "Transactions", "transactions", "monitoring"],
   ["streams", "Streams", "streams", "management"],
   ["nodes", "Nodes", "nodes", "monitoring"],
   ["users", "Users", "users", "administrator"],

@@ -210,6 +210,10 @@ class Call:
 
     # -- vhosts ----------------------------------------------------------------------------------------------
 
+    def opens(self, vhost: str) -> bool:
+        """Whether the user has permissions in the vhost, which tags do not give."""
+        return self._permissions.may_open(self.access, vhost)
+
     def sees(self, vhost: str) -> bool:
         """Whether the user may look into the vhost."""
         return self.may(MONITORING) or self._permissions.may_open(self.access, vhost)

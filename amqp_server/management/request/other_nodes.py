@@ -40,6 +40,8 @@ class Answers:
         self.rows: dict[str, list[Row]] = {}
         self.bodies: dict[str, Any] = {}
         self.missing: list[str] = []
+        #: What nodes have refused.
+        self.refusals: dict[str, Refusal] = {}
 
     def all_rows(self) -> list[Row]:
         return [row for rows in self.rows.values() for row in rows]
@@ -87,6 +89,8 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
             answers.bodies[node] = told.body
         elif told.status in (200, 204):
             answers.bodies.setdefault(node, None)
+        elif isinstance(told.body, dict) and told.body.keys() >= {"error", "reason"}:
+            answers.refusals[node] = Refusal(told.status, told.body["error"], told.body["reason"])
 
     async with trio.open_nursery() as nursery:
         for node in others.names() if nodes is None else nodes:

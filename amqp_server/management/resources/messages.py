@@ -21,8 +21,8 @@ from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got, Takes
 from amqp_server.management.request.answer import Refusal, bad_request, not_found, refusal_of, with_code
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.payloads import Messages, MessageView
 from amqp_server.management.request.time_slices import Rest
-from amqp_server.management.resources.payloads import Messages, MessageView
 from amqp_server.streams.local_host import StreamHost
 from amqp_server.wire import content, methods
 

@@ -29,6 +29,7 @@ from amqp_server.management.resources import (
     policies,
     queues,
     shovels,
+    transactions,
     users,
     vhosts,
 )
@@ -284,6 +285,14 @@ ENDPOINTS = (
     _get(
         "/api/channels/{name}", MANAGEMENT, connections.channel, everywhere=True, columns=connections.CHANNELS
     ),
+    _get(
+        "/api/transactions",
+        MONITORING,
+        transactions.transactions,
+        everywhere=True,
+        columns=transactions.COLUMNS,
+    ),
+    _delete("/api/transactions/{id}", MANAGEMENT, transactions.abort, everywhere=True),
     _get("/api/consumers", MANAGEMENT, connections.consumers, everywhere=True, columns=connections.CONSUMERS),
     _get(
         "/api/consumers/{vhost}",

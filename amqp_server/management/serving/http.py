@@ -35,10 +35,10 @@ from amqp_server.management.request.answer import (
 from amqp_server.management.request.call import DEFAULT_EXCHANGE, MAY, REASON_HEADER, Call
 from amqp_server.management.request.listing import Rows, picked
 from amqp_server.management.request.memory_budget import ADMINISTRATORS_SHARE, Held, Memory
+from amqp_server.management.request.payloads import Messages
 from amqp_server.management.request.questions import Question
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources.checks import DRAINED
-from amqp_server.management.resources.payloads import Messages
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
 from amqp_server.management.serving.login import Caller, Login
 from amqp_server.management.serving.page_files import PageFiles, page_files

@@ -28,6 +28,8 @@ _REQUIRED = re.compile(r'\brequire\((?:call\.table\(\)|asked), "([\w-]+)"\)')
 _SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
 #: A failed health check has a body of its own.
 _CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
+#: Handlers that refuse because of an object's state.
+_CONFLICT = re.compile(r"\b_conflict\(")
 _HELPER = re.compile(r"\b(_\w+)\(call\b")
 _LISTS = re.compile(r"\b(?:listing|\w*listed)\(")
 _PART = re.compile(r"\{(\w+)\}")
@@ -40,6 +42,7 @@ REFUSALS = {
     400: "The request is wrong.",
     401: "The login is missing or wrong, or the user has no permission for this.",
     404: "The object does not exist.",
+    409: "The object is in a state in which this is not possible.",
     413: "The body is too large.",
     414: "The path or the query is too long.",
     415: "Another web page made the browser send this request.",
@@ -219,7 +222,10 @@ def _responses(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:
             told["content"] = {"application/json": _answer(endpoint)}
         yield str(status), told
     checks = _CHECK.search(_source(endpoint.handler)) is not None
+    conflicts = _CONFLICT.search(_source(endpoint.handler)) is not None
     for status in REFUSALS:
+        if status == 409 and not conflicts:
+            continue
         name = UNHEALTHY if checks and status == 503 else _REFUSED[status]
         yield str(status), {"$ref": f"#/components/responses/{name}"}
 

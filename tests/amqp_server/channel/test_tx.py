@@ -40,7 +40,11 @@ class FakeChannel:
     def __init__(self) -> None:
         self.unacked = Unacked()
         self.connection = SimpleNamespace(incoming=SimpleNamespace(unfinished=Unfinished()))
+        self.broker = SimpleNamespace(open_transactions=SimpleNamespace(add=self._added))
         self.done: list[Any] = []
+
+    def _added(self, transaction: tx.Transaction) -> None:
+        transaction.number = 1
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         self.done.append((verb, pieces))

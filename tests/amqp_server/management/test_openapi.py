@@ -155,10 +155,12 @@ async def test_rows_are_as_described(node: ManagedNode, connect: Connect, sample
     peer.call(1, commands.Queue.Declare(queue="r", durable=True, arguments={"x-queue-type": "quorum"}))
     peer.call(1, commands.Basic.Consume(queue="q", exclusive=True))
     peer.send(published(1, "", "q", b"x"), published(1, "", "r", b"x"))
+    peer.call(2, commands.Channel.Open(), commands.Tx.Select())
+    peer.send(published(2, "", "r", b"x"))
     await sampler.sample()
     client, schemas = connect("admin"), document()["components"]["schemas"]
     lists = [each for each in ENDPOINTS if each.columns is not None and "{" not in each.path]
-    assert len(lists) == 6
+    assert len(lists) == 7
     for endpoint in lists:
         assert endpoint.columns is not None
         rows = (await client.get(endpoint.path.removeprefix("/api/"))).json()

@@ -386,6 +386,27 @@ def test_dead_letters_of_rejected_messages(mqctl: Mqctl) -> None:
         ok(mqctl("delete_queue", queue))
 
 
+def test_transactions_are_seen_and_aborted(mqd: Addresses, mqctl: Mqctl) -> None:
+    with channel(mqd) as ch:
+        ch.queue_declare("moved")
+        ch.tx_select()
+        ch.basic_publish("", "moved", b"body")
+        ch.queue_declare("moved", passive=True)
+        columns = ("id", "state", "messages", "acks", "participants", "user", "waiting_for")
+        (row,) = ok(mqctl("-q", "list_transactions", *columns)).rows
+        assert row[1:] == ["open", "1", "0", "[moved]", "guest", "[]"]
+        assert len(ok(mqctl("-q", "list_transactions")).rows) == 1
+        ok(mqctl("abort_transaction", row[0], "it blocks the deployment"))
+        with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
+            ch.queue_declare("moved", passive=True)
+        assert closed.value.reply_code == 406
+        assert closed.value.reply_text.endswith(": it blocks the deployment")
+        assert ok(mqctl("-q", "list_transactions")).rows == []
+        again = mqctl("abort_transaction", row[0])
+        assert again.code != 0 and "is open or undecided" in again.err
+    ok(mqctl("delete_queue", "moved"))
+
+
 def test_clients_are_seen_and_closed(mqd: Addresses, mqctl: Mqctl) -> None:
     with channel(mqd) as ch:
         ch.queue_declare("seen", exclusive=True)

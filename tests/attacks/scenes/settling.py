@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from typing import Any
 
@@ -11,6 +12,10 @@ from tests.reliability.client import ChannelClosed, Client, Delivery, settle
 
 from ..scene import Scene, Target
 from . import frames
+from .web import call
+
+#: Channels of one client, and the time for which a transaction may stay open.
+CHANNELS, TX_TIMEOUT_S = 1_000, 3
 
 
 def _fill(target: Target, count: int, queue: str = "many") -> None:
@@ -36,6 +41,26 @@ def rolled_back_acks(target: Target) -> None:
         for first in range(1, count + 1, 1000):
             client.send(b"".join(settle(80, tag, 0) for tag in range(first, min(first + 1000, count + 1))))
         client.call(commands.Tx.Rollback(), commands.Tx.RollbackOk)
+
+
+def open_transactions(target: Target) -> None:
+    """Very many channels, each with a transaction that is never committed; all of them become too old at
+    about the same time, while somebody lists them.
+    """
+    count = target.many(10_000)
+    with target.client() as client:
+        client.declare("some", durable=False)
+    with contextlib.ExitStack() as stack:
+        for first in range(0, count, CHANNELS):
+            client = stack.enter_context(target.client(channel_max=CHANNELS + 1))
+            for channel in range(2, min(CHANNELS, count - first) + 2):
+                client.method(commands.Channel.Open(), channel)
+                client.method(commands.Tx.Select(), channel)
+                client.send(frames.message("", "some", b"x", channel=channel))
+        until = time.monotonic() + 2 * TX_TIMEOUT_S
+        while time.monotonic() < until:
+            assert call(target, "GET", "/api/transactions") == 200
+            time.sleep(0.5)
 
 
 def _held(target: Target, client: Client, count: int) -> None:
@@ -250,6 +275,12 @@ SCENES = (
     Scene("long-deaths", "dead letters with an `x-death` of 2,000 and 20,000 entries", long_deaths),
     Scene("large-commits", "three commits of 60,000 persistent messages each", large_commits),
     Scene("wide-dead-letters", "200 dead letters to 3,000 queues each", wide_dead_letters),
+    Scene(
+        "open-transactions",
+        "10,000 open transactions, which all become too old",
+        open_transactions,
+        options=("--tx-timeout-ms", str(1_000 * TX_TIMEOUT_S)),
+    ),
     Scene("rolled-back-acks", "transaction with 200,000 acks rolled back", rolled_back_acks),
     Scene(
         "scattered-acks", "transactions with 18,000 acks of two queues in turn, rolled back", scattered_acks
