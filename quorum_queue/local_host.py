@@ -10,13 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-from quorum_queue import parts_journal
 from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.dead_lettering import DeadLettering
-from quorum_queue.deduplication_journal import FIRST_POSITION, NameJournal
 from quorum_queue.empty import NO_DEQUE, NO_DICT, NO_LIST
 from quorum_queue.freeing import Leftover
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
+from quorum_queue.journals import parts_journal
+from quorum_queue.journals.deduplication_journal import FIRST_POSITION, NameJournal
+from quorum_queue.journals.notes import encode_note, mark_of
 from quorum_queue.machine import codec
 from quorum_queue.machine.attributes import RANK_MAX, RANK_PLAIN, rank_of
 from quorum_queue.machine.effects import Effects
@@ -33,7 +34,6 @@ from quorum_queue.memory import MemoryBudget, ReadAhead
 from quorum_queue.message_status import answers
 from quorum_queue.message_status import journal as status_journal
 from quorum_queue.message_status.journal import StatusJournal, Stored
-from quorum_queue.notes import encode_note, mark_of
 from quorum_queue.pages import Pages
 from quorum_queue.paging import NOTHING_ASKED, RECORD_BYTES_MAX, parts_of
 from quorum_queue.ports import (

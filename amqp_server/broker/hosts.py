@@ -15,8 +15,8 @@ from amqp_server.broker.topology import consumer_groups
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
 from amqp_server.streams.local_host import StreamHost, StreamServices
 from persistence.streams.retention import RetentionLimits
-from quorum_queue import deduplication_journal
 from quorum_queue.failed_host import FailedHost
+from quorum_queue.journals import deduplication_journal
 from quorum_queue.local_host import LocalHost, NodeServices
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host, Refused

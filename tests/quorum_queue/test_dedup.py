@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from quorum_queue import deduplication_journal as names_module
+from quorum_queue.journals import deduplication_journal as names_module
 from quorum_queue.machine import dedup as dedup_module
 from quorum_queue.machine import versions
 from quorum_queue.machine.codec import CodecError, framed

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from typing import Protocol
 
 from amqp_server.broker.declared.records import QueueRecord
-from quorum_queue import deduplication_journal, parts_journal
+from quorum_queue.journals import deduplication_journal, parts_journal
+from quorum_queue.journals.notes import decode_note, mark_of
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.message_status import journal as status_journal
-from quorum_queue.notes import decode_note, mark_of
 from quorum_queue.ports import Marks
 
 logger = logging.getLogger("mqd.recovery")
