@@ -61,7 +61,10 @@ PUBLISHED = {
     "BCC": ("list of texts", "more routing keys, which consumers do not see"),
     "x-deduplication-id": ("text", "[identity](../queues.md#deduplication) of the message"),
     "x-producer": ("text", "name of the producer, for `x-sequence` or `x-producer-epoch`"),
-    "x-producer-epoch": ("integer", "start of a producer of transactions: a higher one shuts out the earlier ones"),
+    "x-producer-epoch": (
+        "integer",
+        "start of a producer of transactions: a higher one shuts out the earlier ones",
+    ),
     "x-sequence": ("integer", "number of the message, ascending for each producer"),
     "x-confirm": (
         "`leader`, `all`",

@@ -148,7 +148,7 @@ def test_a_later_start_of_a_producer_shuts_out_the_earlier_one(places: tuple[Rin
             return False
 
         wait_until("all nodes know the epoch", is_known)
-        assert ready(new, queues[0]) == 2
+        wait_until("both are there", lambda: ready(new, queues[0]) == 2)
 
 
 @pytest.mark.parametrize("epoch", [-1, "7", True, None], ids=str)
