@@ -56,6 +56,7 @@ PRINTED = {
     "docs/transactions.md": ["1\n"],
     "docs/exchanges.md": ["web.error\nweb.error.timeout\n"],
     "docs/confirms.md": ["safe\nno queue\n"],
+    "docs/message-status.md": ["queued\n"],
 }
 #: Programs that are not mqd's.
 FOREIGN = frozenset(
