@@ -175,6 +175,8 @@ class Machine:
 
     def finish(self, meta: Meta, effects: Effects) -> None:
         """Hand out ready messages to consumers with room."""
+        if self.record is not None:
+            self.record.now_ms = meta.now_ms
         self._assign(meta, effects, effects.hands_max)
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
