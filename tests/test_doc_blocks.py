@@ -57,6 +57,7 @@ PRINTED = {
     "docs/exchanges.md": ["web.error\nweb.error.timeout\n"],
     "docs/queues.md": ["waits: None\njob failed: 1\n"],
     "docs/confirms.md": ["safe\nno queue\n"],
+    "docs/message-status.md": ["queued\n"],
 }
 #: Programs that are not mqd's.
 FOREIGN = frozenset(

@@ -250,7 +250,8 @@ class StatusTarget:
     """Answers the questions of one channel. See queue.Target and quorum_queue.ports.Recipient."""
 
     counts_bytes = False
-    wants_ids = records = False
+    wants_ids = False
+    records = False
     in_journal = True
     takes_parts = False
     is_queue = False

@@ -27,7 +27,8 @@ class ReplyHost:
     """
 
     counts_bytes = False
-    wants_ids = records = False
+    wants_ids = False
+    records = False
     in_journal = True
     takes_parts = False
     is_queue = False

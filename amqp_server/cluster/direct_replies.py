@@ -23,7 +23,8 @@ class RemoteReply:
     """Stands for a queue's host, like ReplyHost on the client's own node. See broker.queue.Target."""
 
     counts_bytes = False
-    wants_ids = records = False
+    wants_ids = False
+    records = False
     in_journal = True
     takes_parts = False
     is_queue = False

@@ -396,7 +396,7 @@ def get(invocation: Invocation, vhost: str, queue: str, count: int, requeue: boo
 
 @mqctl.command(
     "message_status",
-    help="Prints what became of a message, by its message-id: in the queues that record messages (x-message-status). "
+    help="Prints what became of a message in the queues that record messages. "
     "Exit code 0 if one of them knows it, 69 if none does.",
 )
 @in_vhost

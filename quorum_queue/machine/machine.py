@@ -194,6 +194,8 @@ class Machine:
 
     def finish(self, meta: Meta, effects: Effects) -> None:
         """Hand out ready messages to consumers with room."""
+        if self.record is not None:
+            self.record.now_ms = meta.now_ms
         if self.delayed.count:
             self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)

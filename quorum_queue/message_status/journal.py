@@ -106,7 +106,7 @@ class Stored:
         """Make the changes of the record of the journal at this position; they come in order. Raises
         CodecError.
         """
-        if not self.marks and self.next == FIRST_POSITION:
+        if self.is_empty:
             self.first = position
         self.next = position + 1
         if len(payload) < 2 or payload[0] != VERSION:

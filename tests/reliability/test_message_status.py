@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -141,6 +142,7 @@ def test_the_record_is_turned_off_and_on(tmp_path: Path) -> None:
             channel.confirm_delivery()
             channel.basic_publish("", "q", b"", BasicProperties(message_id="m1", delivery_mode=2))
             assert Asker(channel).state("m1", "q") == ("queued", "")
+        off_ms = time.time() * 1000
         node.mqctl("set_policy", "off", ".*", '{"message-status": false}')
         with connect(node) as connection:
             channel = connection.channel()
@@ -157,9 +159,33 @@ def test_the_record_is_turned_off_and_on(tmp_path: Path) -> None:
                 for id in ("m1", "m2"):
                     # It says that it does not know what was taken before.
                     (told,) = asker.ask(id, "q")["queues"]
-                    assert told["state"] == "unknown" and told["recorded_since_ms"] > 0
+                    assert told["state"] == "unknown" and told["recorded_since_ms"] > off_ms
             node.kill()
             node.start()
+
+
+def test_the_option_is_taken_away_and_comes_back(tmp_path: Path) -> None:
+    with Node(tmp_path, "--message-status-window-ms", "600000") as node:
+        options, began_ms = node._options, time.time() * 1000
+        for round, chosen in enumerate((options, (), options)):
+            node.kill()
+            node._options = chosen
+            node.start()
+            with connect(node) as connection:
+                channel = connection.channel()
+                channel.queue_declare("q", durable=True)
+                channel.confirm_delivery()
+                properties = BasicProperties(message_id=f"m{round}", delivery_mode=2)
+                channel.basic_publish("", "q", b"", properties)
+                asker = Asker(channel)
+                if not chosen:
+                    assert asker.ask("m0", "q")["error"] == 406
+                    continue
+                assert asker.state(f"m{round}", "q") == ("queued", "")
+                (told,) = asker.ask("m1", "q")["queues"]
+                assert told["state"] == "unknown"
+                # What came while nothing was recorded is not claimed to be known.
+                assert (told["recorded_since_ms"] > began_ms) is (round == 2)
 
 
 def test_the_command(tmp_path: Path) -> None:

@@ -152,6 +152,8 @@ def _restore_status(
     if any(entry.first_seq in gone for gone in entry.settled):
         return
     if machine.record is None:
+        if statuses.is_empty:
+            statuses.first = entry.first_seq
         statuses.next = entry.first_seq + 1
         return
     try:

@@ -358,7 +358,7 @@ class MessageRecord:
         for at, mask in enumerate(there):
             states, first = self._blocks[at].states, self._firsts[at]
             start, wanted = 0, 0
-            for row, is_there in enumerate(mask):
+            for row, is_there in enumerate(list(mask)):
                 state = states[row]
                 becomes = 0
                 if is_there and state == DELIVERED:

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.trio
 
 PATH = {"node": "n1", "user": "nobody", "vhost": "%2F", "name": "q", "source": "x", "kind": "q"}
 PATH |= {"destination": "q", "properties": "~", "component": "policy", "exchange": "x"}
-PATH |= {"port": "1", "protocol": "amqp", "within": "1", "unit": "weeks", "offset": "o"}
+PATH |= {"message_id": "m", "port": "1", "protocol": "amqp", "within": "1", "unit": "weeks", "offset": "o"}
 
 
 @pytest.mark.parametrize(
