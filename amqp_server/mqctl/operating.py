@@ -235,6 +235,25 @@ def move(invocation: Invocation, vhost: str, queue: str, destination: str, count
 
 
 @mqctl.command(
+    "redrive",
+    help="Moves dead letters from the head of a queue back to the queues in which they died first. Other messages stay, and so do those whose queue is gone or refuses them.",
+)
+@in_vhost
+@click.argument("queue")
+@click.option(
+    "-n",
+    "--count",
+    type=click.IntRange(1, MOVED_AT_ONCE),
+    help="Number of messages to look at; by default as many as the queue has now, 10000 at most.",
+)
+@pass_invocation
+def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None) -> None:
+    with progress(f"Redriving messages of {queue}"):
+        told = invocation.client.post("queues", vhost, queue, "redrive", body={"count": count})
+    invocation.say(f"{told['moved']} messages went back to their queues, {told['kept']} stay")
+
+
+@mqctl.command(
     "read",
     help="Prints messages of a stream from an offset on. The stream keeps them, and nobody's offset changes.",
 )

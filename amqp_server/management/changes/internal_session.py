@@ -220,9 +220,16 @@ class Direct:
                     await self._answered.wait()
         return found[:count]
 
-    async def hand_on(self, queue: Queue, got: Sequence[Got], synced: Callable[[], Awaitable[None]]) -> int:
+    async def hand_on(
+        self,
+        queue: Queue,
+        got: Sequence[Got],
+        synced: Callable[[], Awaitable[None]],
+        *,
+        one_by_one: bool = False,
+    ) -> int:
         """Publish the messages of `got` to another queue, and ack those that it has confirmed; return how
-        many.
+        many. `one_by_one`: other messages that were got before them stay unsettled.
 
         The channel is in confirm mode. Messages that the queue refuses stay unsettled.
         """
@@ -241,7 +248,7 @@ class Direct:
         if waiting.cancelled_caught:
             # The messages are requeued when the session ends.
             raise Unavailable(f"queue '{queue.name}' has not answered; it may have some of the messages")
-        if len(taken) == len(got):
+        if len(taken) == len(got) and not one_by_one:
             await self.ask(commands.Basic.Ack(got[-1].tag, True))
         else:
             for tag in taken:

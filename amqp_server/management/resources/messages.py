@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -28,6 +28,7 @@ from amqp_server.wire import content, methods
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.management.parts import ManagedParts
 
 #: A message that was got is acked, requeued, or rejected as by a consumer (dead-lettered).
@@ -211,6 +212,8 @@ async def read(call: Call) -> Any:
     return Messages(found, call.slices, call.held, encoding=asked.encoding, truncate=asked.truncate)
 
 
+#: Header with the queue in which a dead letter died first.
+FIRST_DEATH = "x-first-death-queue"
 #: Messages that one request may move; clients that want to move more send another one.
 MOVE_MAX = 10_000
 
@@ -242,6 +245,29 @@ async def move(call: Call) -> Any:
     count = min(queue.host.ready_count, MOVE_MAX if asked.count is None else asked.count)
     moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
     return {"moved": moved, "refused": refused}
+
+
+class RedriveRequest(msgspec.Struct):
+    #: Number of messages from the head of the queue; all that it has now unless given.
+    count: int | None = None
+
+
+async def redrive(call: Call) -> Any:
+    """Move dead letters back to the queues in which they died first. Answer with the number of those, and of
+    messages that stay: no dead letters, those whose queue is gone, and those that it refused.
+    """
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(RedriveRequest)
+    _require_read(call, vhost, name)
+    call.require_own(vhost, "exchange", "", "write")
+    queue = call.broker.vhost(vhost).queues.get(name)
+    if queue is None:
+        raise not_found()
+    if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
+        raise bad_request(f"count must be 1 to {MOVE_MAX}")
+    count = min(queue.host.ready_count, MOVE_MAX if asked.count is None else asked.count)
+    moved, kept = await redrive_messages(call.parts, vhost, name, count)
+    return {"moved": moved, "kept": kept}
 
 
 # -- of the broker -------------------------------------------------------------------------------------------
@@ -392,6 +418,46 @@ async def move_messages(
             if taken < len(got):
                 return moved, len(got) - taken
     return moved, 0
+
+
+async def redrive_messages(parts: ManagedParts, vhost: str, source: str, count: int) -> tuple[int, int]:
+    """Move the first messages of a queue to the queues in which they died first; return how many went, and
+    how many stay at their places.
+    """
+    broker = parts.broker
+    if broker.alarms.active:
+        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    moved = seen = 0
+    with Direct(broker, vhost, ITSELF) as direct:
+        await direct.ask(commands.Confirm.Select())
+        while seen < count:
+            got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE))
+            if not got:
+                break
+            seen += len(got)
+            for queue, letters in _by_first_death(broker, vhost, source, got):
+                moved += await direct.hand_on(queue, letters, parts.commits.barrier, one_by_one=True)
+    return moved, seen - moved
+
+
+def _by_first_death(
+    broker: Broker, vhost: str, source: str, got: Sequence[Got]
+) -> Iterator[tuple[Queue, list[Got]]]:
+    """Yield the dead letters among these messages in their order, those for one queue together."""
+    before: Queue | None = None
+    letters: list[Got] = []
+    for each in got:
+        name = (each.content.properties.headers or {}).get(FIRST_DEATH)
+        queue = broker.vhost(vhost).queues.get(name) if isinstance(name, str) and name != source else None
+        if queue is None or queue.type.is_group:
+            continue
+        if letters and queue is not before and before is not None:
+            yield before, letters
+            letters = []
+        before = queue
+        letters.append(each)
+    if letters and before is not None:
+        yield before, letters
 
 
 async def _take_some(direct: Direct, queue: str, count: int) -> list[Got]:

@@ -208,6 +208,7 @@ ENDPOINTS = (
     _post("/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
     _post("/api/queues/{vhost}/{name}/read", MANAGEMENT, messages.read, audited=False),
     _post("/api/queues/{vhost}/{name}/move", MANAGEMENT, messages.move),
+    _post("/api/queues/{vhost}/{name}/redrive", MANAGEMENT, messages.redrive),
     _get("/api/queues/{vhost}/{name}/offsets", MANAGEMENT, offsets.offsets, everywhere=True),
     _delete(
         "/api/queues/{vhost}/{name}/offsets/{offset}", MANAGEMENT, offsets.delete_offset, everywhere=True

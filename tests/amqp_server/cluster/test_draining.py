@@ -121,3 +121,25 @@ def test_a_node_says_how_it_has_started(ring: Ring) -> None:
         "connections ",
     ):
         assert part in line
+
+
+def test_dead_letters_are_redriven_with_one_down(ring: Ring) -> None:
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead.ring"}
+    with ring.connection("n1") as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("dead.ring", durable=True, arguments=QUORUM)
+        channel.queue_declare("alive.ring", durable=True, arguments=QUORUM | letters)
+        for number in range(5):
+            channel.basic_publish("", "alive.ring", b"%d" % number)
+            method, _, _ = channel.basic_get("alive.ring")
+            channel.basic_reject(method.delivery_tag, requeue=False)
+    wait_until("all are dead", lambda: "dead.ring\t5" in ring.mqctl("n1", "list_queues"))
+    ring.nodes["n3"].kill()
+    assert ring.mqctl("n2", "redrive", "dead.ring") == "5 messages went back to their queues, 0 stay\n"
+    with ring.connection("n2") as connection:
+        channel = connection.channel()
+        found = [channel.basic_get("alive.ring", auto_ack=True)[2] for _ in range(5)]
+        assert found == [b"%d" % number for number in range(5)]
+        for name in ("dead.ring", "alive.ring"):
+            channel.queue_delete(name)

@@ -129,3 +129,54 @@ async def test_where_a_message_would_go(connect: Connect, node: ManagedNode) -> 
         assert (await client.post("exchanges/%2F/x/explain", json=wrong)).status_code == 400
     assert (await client.post("exchanges/%2F/nowhere/explain", json={})).status_code == 404
     assert (await connect("manager").post("exchanges/other/amq.direct/explain", json={})).status_code == 401
+
+
+async def test_dead_letters_go_back_to_where_they_died(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/dead", json={})
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    for queue in ("a", "b", "gone"):
+        await client.put(f"queues/%2F/{queue}", json={"arguments": letters})
+    reject = ASK | {"ackmode": "reject_requeue_false"}
+    for queue, payload in (("a", "1"), ("gone", "2"), ("b", "3"), ("a", "4")):
+        await fill(client, queue, payload, message_id=payload)
+        await client.post(f"queues/%2F/{queue}/get", json=reject)
+    await fill(client, "dead", "no dead letter")
+    await client.delete("queues/%2F/gone")
+    answer = await client.post("queues/%2F/dead/redrive", json={"count": 2})
+    assert answer.json() == {"moved": 1, "kept": 1}
+    answer = await client.post("queues/%2F/dead/redrive", json={})
+    assert answer.json() == {"moved": 2, "kept": 2}
+    assert (await payloads(client, "a"), await payloads(client, "b")) == (["1", "4"], ["3"])
+    assert await payloads(client, "dead") == ["2", "no dead letter"]
+    (back, _) = (await client.post("queues/%2F/a/get", json=ASK)).json()
+    assert back["properties"]["message_id"] == "1"
+    # Nothing is left to do, and nothing moves.
+    assert (await client.post("queues/%2F/dead/redrive", json={})).json() == {"moved": 0, "kept": 2}
+
+
+async def test_a_queue_that_refuses_its_dead_letters(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/dead", json={})
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    await client.put("queues/%2F/full", json={"arguments": letters | full})
+    for payload in ("1", "2"):
+        await fill(client, "full", payload)
+        await client.post("queues/%2F/full/get", json=ASK | {"ackmode": "reject_requeue_false"})
+    answer = await client.post("queues/%2F/dead/redrive", json={})
+    assert answer.json() == {"moved": 1, "kept": 1}
+    assert (await payloads(client, "full"), await payloads(client, "dead")) == (["1"], ["2"])
+
+
+async def test_redriving_needs_permissions(connect: Connect, node: ManagedNode) -> None:
+    await connect("admin").put("queues/%2F/dead", json={})
+    node.broker.access.permissions.set("manager", "/", ".*", "^$", ".*")
+    assert (await connect("manager").post("queues/%2F/dead/redrive", json={})).status_code == 401
+    node.broker.access.permissions.set("manager", "/", ".*", ".*", "^$")
+    assert (await connect("manager").post("queues/%2F/dead/redrive", json={})).status_code == 401
+    for count in (0, 10_001):
+        assert (
+            await connect("admin").post("queues/%2F/dead/redrive", json={"count": count})
+        ).status_code == 400
+    assert (await connect("admin").post("queues/%2F/none/redrive", json={})).status_code == 404

@@ -144,10 +144,22 @@ function actions({vhost, name: queue, type, members}, again) {
   return [
     type !== "stream-group" && button("Publish", () => publishForm(vhost, "", queue, again), "primary"),
     !isLog && button("Move", () => moveForm(vhost, queue, again)),
+    !isLog && button("Redrive", () => redrive(vhost, queue, again)),
     may("administrator") && members?.length > 1 && button("Leader", lead),
     !isLog && button("Purge", purge, "danger"),
     button("Delete", del, "danger"),
   ];
+}
+
+async function redrive(vhost, queue, again) {
+  const text =
+    "Dead letters go back to the queues in which they died first. Other messages stay, and so do those whose queue is gone.";
+  if (!(await ask(`Redrive messages of ${queue}?`, text, "Redrive"))) return;
+  await attempt(null, async () => {
+    const told = await post(["queues", vhost, queue, "redrive"], {});
+    done(`${count(told.moved)} messages went back, ${count(told.kept)} stay.`);
+  });
+  again();
 }
 
 function moveForm(vhost, queue, again) {

@@ -323,3 +323,18 @@ def test_a_policy_is_changed_and_deleted(visit: Visit, broker: Broker, title: st
     expect(section.get_by_text("None.")).to_be_visible()
     assert status(broker, path) == NOT_FOUND
     assert not broker.api("GET", "/api/queues/%2F/measured")["effective_policy_definition"]
+
+
+def test_dead_letters_are_redriven(visit: Visit, broker: Broker) -> None:
+    declare(broker, "dead")
+    declare(broker, "alive", **{"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"})
+    publish(broker, "alive", "a", "b")
+    rejected = {"count": 2, "ackmode": "reject_requeue_false", "encoding": "auto"}
+    broker.api("POST", "/api/queues/%2F/alive/get", rejected)
+    publish(broker, "dead", "other")
+    page = visit.log_in()
+    visit.go("queue", "/", "dead")
+    visit.send("Redrive")
+    expect(page.get_by_text("2 messages went back, 1 stay.")).to_be_visible()
+    told = broker.api("GET", "/api/queues/%2F/alive")
+    assert told["messages"] == 2
