@@ -90,6 +90,12 @@ KNOWN: tuple[Difference, ...] = (
     ),
     Difference(
         RABBITMQ,
+        r"q1 is there [\d.]+ s after its lease",
+        "a quorum queue looks at its lease every 5 s",
+        (("policy", "expires"),),
+    ),
+    Difference(
+        RABBITMQ,
         r"is there [\d.]+ s after its lease",
         "a passive declare by another client, which is refused, renews the lease of an exclusive queue",
         (("life", "exclusive"),),

@@ -10,8 +10,8 @@ from pamqp import commands
 
 from tests.model import brokers
 from tests.model.client import Client, Gone, wait_readable
-from tests.model.judging.messages import frames_of, message_of
-from tests.model.judging.requests import OWN
+from tests.model.judging.messages import frames_of
+from tests.model.judging.requests import OWN, message_of
 from tests.model.judging.transactions import Transactions
 from tests.model.programs import Step
 from tests.model.spec.messages import Message, Presence

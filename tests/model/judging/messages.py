@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pamqp.base
 from pamqp import commands
 
 from tests.model.client import publish_frames
 from tests.model.judging.declaring import Declaring
+from tests.model.judging.requests import message_of
 from tests.model.programs import Step
 from tests.model.spec.channels import Channel
 from tests.model.spec.messages import Message, Presence
@@ -154,19 +154,6 @@ class Messages(Declaring):
             client.abort()
         del self.clients[number], self.sessions[number]
         self.model.lose_session(session, certain=how == "close" and self.model.broker.prompt)
-
-
-def message_of(step: Step, each: dict[str, Any]) -> Message:
-    return Message(
-        each["number"],
-        each.get("size", 20),
-        step["exchange"],
-        step["key"],
-        each.get("priority"),
-        each.get("expiration"),
-        each.get("persistent", True),
-        dict(each.get("headers", {})),
-    )
 
 
 def frames_of(channel: int, message: Message, *, mandatory: bool = False) -> bytes:

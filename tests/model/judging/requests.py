@@ -13,6 +13,7 @@ from tests.model.brokers import PASSWORD, Operated
 from tests.model.client import Arrived, Client, Gone, wait_readable
 from tests.model.programs import Program, Step
 from tests.model.spec.channels import Channel, Delivered, Session, User
+from tests.model.spec.messages import Message
 from tests.model.spec.promises import (
     HARD,
     NOT_ALLOWED,
@@ -290,11 +291,12 @@ class Requests:
             queue = self.model.queues.get(name)
             return isinstance(queue, Queue) and (not queue.certain or not queue.reachable)
         if step["op"] == "publish":
-            keys = [step["key"], *step.get("cc", [])]
-            targets = self.model._route(step["exchange"], keys, {})
+            # With CC and BCC.
+            messages = [message_of(step, each) for each in step["messages"]]
             return any(
                 isinstance(q := self.model.queues.get(n), Queue) and not (q.certain and q.reachable)
-                for n in targets
+                for each in messages
+                for n in self.model._route(step["exchange"], each.keys, each.headers)
             )
         return False
 
@@ -354,3 +356,16 @@ class Requests:
 
 def _words(codes: frozenset[int]) -> str:
     return " or ".join("success" if code == OK else str(code) for code in sorted(codes))
+
+
+def message_of(step: Step, each: dict[str, Any]) -> Message:
+    return Message(
+        each["number"],
+        each.get("size", 20),
+        step["exchange"],
+        step["key"],
+        each.get("priority"),
+        each.get("expiration"),
+        each.get("persistent", True),
+        dict(each.get("headers", {})),
+    )

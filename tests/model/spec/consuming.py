@@ -246,7 +246,8 @@ class Consuming(Topology):
     def _taken(
         self, channel: Channel, queue: Queue, delivered: Delivered, consumer: Consumer | None, no_ack: bool
     ) -> None:
-        copy = queue.find(delivered.number, delivered.redelivered, delivered.deaths)
+        came_by = (delivered.exchange, delivered.key)
+        copy = queue.find(delivered.number, delivered.redelivered, delivered.deaths, came_by)
         queue.take(copy, self.sent_at, consumer)
         if (delivered.exchange, delivered.key) != (copy.exchange, copy.key):
             raise Broken(

@@ -93,6 +93,8 @@ class Queue:
     reachable: bool = True
     #: A fault hit it: what was in flight may come later or not at all.
     shaken: bool = False
+    #: True after a kill of its node.
+    past_kill: bool = False
     #: Step in which the last consumer left that did.
     lost_one_at: int = -1
 
@@ -269,8 +271,16 @@ class Queue:
 
     # -- departures ------------------------------------------------------------------------------------------
 
-    def find(self, number: int, flag: bool, deaths: tuple[tuple[str, str, int], ...] | None) -> Copy:
-        """The copy that a client was given."""
+    def find(
+        self,
+        number: int,
+        flag: bool,
+        deaths: tuple[tuple[str, str, int], ...] | None,
+        came_by: tuple[str, str] | None = None,
+    ) -> Copy:
+        """The copy that a client was given. After a kill, any of those that were there may be back: one that
+        came by this exchange and key, if there is one.
+        """
         named = [copy for copy in (*self.copies, *self.past) if copy.message.number == number]
         if not named:
             raise Broken(f"{self.name}: message {number} was delivered, which never was in this queue")
@@ -283,6 +293,8 @@ class Queue:
             raise Broken(f"{self.name}: message {number} was delivered while it was {how}")
         first = ready[0]
         ready.sort(key=lambda copy: not (copy is first or copy.precedes(first)))
+        if self.past_kill:
+            ready.sort(key=lambda copy: (copy.exchange, copy.key) != came_by)
         for copy in ready:
             if self._may_have(copy, flag) and (
                 deaths is None
@@ -447,6 +459,7 @@ class Queue:
     def crash(self) -> None:
         """The only node was killed, and is up again."""
         self.copies, self.past = self.past + self.copies, []
+        self.past_kill = True
         for copy in self.copies:
             if self.kind == "classic" and not copy.message.persistent:
                 copy.leave(NEVER)
