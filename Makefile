@@ -12,7 +12,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 
 .DEFAULT_GOAL := help
 .PHONY: run cluster build release docs reference test test-suite test-conformance page test-pure test-compiled example check \
-	conformance clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
+	conformance conformance-running clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -103,6 +103,12 @@ test-compiled: .venv/test ## Run the tests of single classes of the pure core on
 conformance: .venv/test ## Run the conformance suite against mqd and, where it is installed, a RabbitMQ of its own
 	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
 	$(BIN)/python -m conformance_tests.rabbitmq --if-installed $(ARGS)
+
+# A later RabbitMQ than Debian's, which somebody else has started: amqp://user:password@host:port/, its management API,
+# and its rabbitmqctl with the name of the node.
+conformance-running: .venv/test ## Judge a running RabbitMQ: AMQP_URL=amqp://… HTTP_URL=http://… CTL="rabbitmqctl -n …"
+	$(BIN)/python -m pytest conformance_tests --complete --amqp-url "$(AMQP_URL)" --http-url "$(HTTP_URL)" \
+		--ctl "$(CTL)" $(ARGS)
 
 clients: .venv/test ## Run stock clients of several languages (ARGS=--require-all: a missing toolchain is an error)
 	$(COMPILE) && "$$bin"/python conformance_tests/clients/run.py $(ARGS)

@@ -33,9 +33,9 @@ def beside(
         return
     # Only the judge of RabbitMQ needs benchmarks.
     from benchmarks.brokers import RABBITMQ_SERVER
-    from conformance_tests.rabbitmq import MANAGEMENT, JudgedRabbitMQ
+    from conformance_tests.rabbitmq import MANAGEMENT, JudgedRabbitMQ, installed_version
 
-    if broker.product != "RabbitMQ" or not RABBITMQ_SERVER.exists():
+    if broker.product != "RabbitMQ" or not RABBITMQ_SERVER.exists() or installed_version() != broker.version:
         pytest.skip("needs a broker of its own, with options that it is started with")
     rabbitmq = JudgedRabbitMQ((MANAGEMENT, *plugins))
     rabbitmq.settings = tuple(settings)

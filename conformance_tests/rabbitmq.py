@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 from benchmarks.brokers import RABBITMQ_SERVER, BrokerFailed, RabbitMQ
@@ -50,6 +51,13 @@ class JudgedRabbitMQ(RabbitMQ):
     @property
     def ctl(self) -> str:
         return f"{RABBITMQCTL} -n {self.environment['RABBITMQ_NODENAME']}"
+
+
+@cache
+def installed_version() -> str:
+    """Return the version of the RabbitMQ that is installed: not that of a later one that is judged, too."""
+    command = [str(RABBITMQCTL), "version", "--silent"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def judge(broker: JudgedRabbitMQ, arguments: list[str]) -> int:

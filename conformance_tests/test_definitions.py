@@ -444,3 +444,14 @@ def test_the_id_of_the_cluster_is_a_global_parameter(api: Api) -> None:
     assert one["name"] == "internal_cluster_id"
     assert one["value"].startswith("rabbitmq-cluster-id-")
     assert one in api.ask("GET", "global-parameters").json
+
+
+def test_definitions_that_are_the_same_are_not_sent_again(api: Api, ch: BlockingChannel, name: Name) -> None:
+    first = api.ask("GET", "definitions")
+    etag = first.headers["etag"]
+    again = api.ask("GET", "definitions", headers={"if-none-match": f'"other", {etag}'})
+    assert (again.status, again.body, again.headers["etag"]) == (304, b"", etag)
+    assert api.ask("GET", "definitions", headers={"if-none-match": '"other"'}).json == first.json
+    ch.exchange_declare(name("x"), durable=True)
+    changed = api.ask("GET", "definitions", headers={"if-none-match": etag})
+    assert (changed.status, changed.headers["etag"] != etag) == (200, True)

@@ -199,9 +199,10 @@ class Machine:
         if self.delayed.count:
             self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)
-        next_ms = self.delayed.next_ms
-        if next_ms is not None and (effects.wake_at is None or next_ms < effects.wake_at):
-            effects.wake_at = next_ms
+        if self.delayed.count:
+            next_ms = self.delayed.next_ms
+            if next_ms is not None and (effects.wake_at is None or next_ms < effects.wake_at):
+                effects.wake_at = next_ms
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return

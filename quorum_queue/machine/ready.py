@@ -17,7 +17,7 @@ from operator import attrgetter
 from typing import Final
 
 from quorum_queue.empty import NO_DICT, NO_LIST
-from quorum_queue.machine.attributes import RANK_RETURNED, rank_of
+from quorum_queue.machine.attributes import RANK_PLAIN, RANK_RETURNED, rank_of
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.run import Run
 
@@ -266,7 +266,9 @@ class Ready:
 
     def _level(self, priority: int) -> Level:
         if self.strict:
-            return self._ranked(rank_of(priority))
+            rank = rank_of(priority) if priority else RANK_PLAIN
+            level = self._by_rank.get(rank)
+            return self._ranked(rank) if level is None else level
         if not self.levels:
             self.levels = [Level(self.keeper) for _ in range(self.priority_max + 1)]
         return self.levels[max(0, min(priority, self.priority_max))]

@@ -291,10 +291,10 @@ def _tail() -> None:
 @bug("delivery-limit-off-by-one")
 def _limit() -> None:
     def make(give_back: Any) -> Any:
-        def planted(self: Any, runs: Any, effects: Any) -> None:
+        def planted(self: Any, meta: Any, runs: Any, effects: Any, *, failed: bool) -> None:
             for run in runs:
                 run.attempts -= run.attempts == 1
-            give_back(self, runs, effects)
+            give_back(self, meta, runs, effects, failed=failed)
 
         return planted
 

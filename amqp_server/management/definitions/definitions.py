@@ -36,7 +36,7 @@ T = TypeVar("T")
 Row = dict[str, Any]
 
 
-async def definitions(call: Call) -> Any:
+async def definitions(call: Call) -> Answer:
     """Definitions of the whole broker or of the path's vhost. Definitions of a vhost have no users and
     similar sections, and their objects do not name the vhost.
 
@@ -104,7 +104,7 @@ async def definitions(call: Call) -> Any:
         )
     if rabbitmq is not None:
         told["left_out"] = rabbitmq.left_out
-    return told
+    return Answer(200, told, tagged=True)
 
 
 def _only(

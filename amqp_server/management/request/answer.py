@@ -23,6 +23,8 @@ class Answer(NamedTuple):
     location: str = ""
     #: Called after the answer was sent.
     after: Callable[[], Awaitable[None]] | None = None
+    #: True if it has an ETag: a client that has the same answer already gets 304.
+    tagged: bool = False
 
 
 NO_CONTENT = Answer(204)

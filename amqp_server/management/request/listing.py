@@ -264,6 +264,8 @@ def picked(answer: Any, query: Mapping[str, str]) -> Any:
     """Return the columns that the query asks for of a single object."""
     if not query.get("columns"):
         return answer
+    if isinstance(answer, Answer):
+        return answer._replace(body=picked(answer.body, query))
     if isinstance(answer, msgspec.Struct):
         answer = msgspec.structs.asdict(answer)
     return picked_of(answer, _column_paths(query)) if isinstance(answer, dict) else answer

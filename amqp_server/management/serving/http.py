@@ -5,10 +5,12 @@ Paths are matched before their percent signs are decoded: `/api/queues/%2F/a%2Fb
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import ExitStack, aclosing, contextmanager
+from time import perf_counter
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -41,7 +43,7 @@ from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources.checks import DRAINED
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
 from amqp_server.management.serving.login import Caller, Login
-from amqp_server.management.serving.page_files import PageFiles, page_files
+from amqp_server.management.serving.page_files import PageFiles, names_etag, page_files
 from amqp_server.management.serving.page_login import PATH, PageLogin, is_of_the_page
 from amqp_server.management.serving.page_sessions import PageSessions, SessionLimits
 from amqp_server.management.serving.requests import HEADERS, JSON, is_of_another_page, read_body, refuse
@@ -73,6 +75,8 @@ QUERY_BYTES_MAX = 8_192
 LOGINS_SHARE = 8
 #: Bytes of an answer that go to its connection at a time.
 PIECE_BYTES = 64 * 1024
+#: Bytes of an answer that are hashed at a time.
+HASHED_BYTES = 1024 * 1024
 
 
 #: Finds an exchange with an empty name in a path: RabbitMQ's rabbitmqadmin writes the default exchange so.
@@ -456,7 +460,22 @@ async def _response(answer: object, call: Call) -> Response:
         return Streamed(first + second, chunks, headers)
     response = _whole(told, headers)
     call.held.add(len(response.body))
+    if told.tagged:
+        etag = await _etag(response.body, call)
+        if names_etag(call.headers.get("if-none-match", ""), etag):
+            return Response(status_code=304, headers={**headers, "etag": etag})
+        response.headers["etag"] = etag
     return response
+
+
+async def _etag(body: bytes | memoryview, call: Call) -> str:
+    """Return the ETag of a body, which may be long."""
+    digest = hashlib.blake2b(digest_size=16)
+    for at in range(0, len(body), HASHED_BYTES):
+        digest.update(body[at : at + HASHED_BYTES])
+        if perf_counter() >= call.slices.ends:
+            await call.slices.rest()
+    return f'"{digest.hexdigest()}"'
 
 
 def _whole(told: Answer, headers: Mapping[str, str]) -> Response:

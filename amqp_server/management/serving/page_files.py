@@ -84,7 +84,7 @@ class PageFiles:
         if file is None:
             return refuse(not_found())
         headers = FILE_HEADERS | {"etag": file.etag, "vary": "accept-encoding"}
-        if _names(request.headers.get("if-none-match", ""), file.etag):
+        if names_etag(request.headers.get("if-none-match", ""), file.etag):
             return Response(status_code=304, headers=headers)
         headers |= {"content-type": file.type}
         if _takes_gzip(request.headers.get("accept-encoding", "")):
@@ -92,7 +92,7 @@ class PageFiles:
         return Response(file.body, 200, headers)
 
 
-def _names(etags: str, etag: str) -> bool:
+def names_etag(etags: str, etag: str) -> bool:
     """True if the list has this ETag; weak and strong ones compare as equal."""
     return any(each.strip().removeprefix("W/") in (etag.removeprefix("W/"), "*") for each in etags.split(","))
 

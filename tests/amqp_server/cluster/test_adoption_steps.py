@@ -55,11 +55,12 @@ from quorum_queue.cluster.snapshots.state import unpack_state
 from quorum_queue.consumer_groups.partition import Span
 from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.local_host import LocalHost
-from quorum_queue.machine import codec
+from quorum_queue.machine import codec, versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
+from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import decode_entry
-from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -235,6 +236,8 @@ def _grouped(store: GroupStore, queue_id: int, replica: QueueReplica) -> Callabl
 
 
 def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> QueueState:
+    # A member begins with the first version, which has the order in which messages came.
+    machine.apply(Meta(0), [("version", versions.NEWEST)], Effects(hands_max=0, expires_max=0))
     messages = [
         Message(
             seq,

@@ -48,7 +48,7 @@ class Consuming(Topology):
         channel.unacked, channel.tx_settles, channel.tx_publishes = {}, [], []
         for each in held:
             if each.copy is not None and isinstance(each.queue, Queue) and each.copy.held:
-                each.queue.withdraw(each.copy, requeue=True)
+                each.queue.withdraw(each.copy, requeue=True, lost=True)
         self._trim(held)
 
     @staticmethod
@@ -278,6 +278,7 @@ class Consuming(Topology):
         high += queue.shaken
         if not low <= count <= high:
             raise Broken(f"{queue.name}: {copy} has x-delivery-count {count} where {low} to {high} is right")
+        copy.returns = (count, count)
 
     @staticmethod
     def _check_tag(channel: Channel, tag: int) -> None:
@@ -322,6 +323,9 @@ class Consuming(Topology):
             channel.closing.add(PRECONDITION_FAILED)
             return
         settled = [(each, channel.unacked.pop(each)) for each in sorted(tags)]
+        if how == "requeue" and not multiple:
+            # The client rejects a single one, which is a failure of its delivery; a nack is none.
+            how = "fail"
         if channel.transactional:
             channel.tx_settles += [(how, each, held) for each, held in settled]
             return
@@ -339,7 +343,7 @@ class Consuming(Topology):
         if how == "ack":
             copy.leave(self.step)
         else:
-            queue.withdraw(copy, requeue=how == "requeue")
+            queue.withdraw(copy, requeue=how != "discard", failed=how == "fail")
 
     def recover(self, channel: Channel) -> Promise:
         def recovered(_: Any) -> None:

@@ -103,6 +103,8 @@ class Copy:
     arrived: int | None = None
     #: Order of the copies within one lane.
     ordinal: int = 0
+    #: True in a quorum queue, where those that came back come first.
+    strict: bool = False
     held: bool = False
     gone: bool = False
     #: Step in which it was last delivered, became ready, or left.
@@ -142,6 +144,9 @@ class Copy:
 
     def precedes(self, other: Copy) -> bool:
         """True if the copy has to be delivered before the other one, where both are ready."""
+        if self.strict and (self.flag is not Flag.NO or other.flag is not Flag.NO):
+            # Those that came back come first, in the order of their return, which nobody here knows.
+            return self.flag is Flag.YES and other.flag is Flag.NO
         if self.priority != other.priority:
             return self.priority > other.priority
         if self.lane == other.lane:

@@ -114,7 +114,8 @@ class Queue:
 
     def line(self) -> list[Copy]:
         """The ready copies, in the order in which they leave; where that is uncertain, as they were sent."""
-        return sorted((copy for copy in self.copies if copy.ready), key=lambda copy: -copy.priority)
+        ready = [copy for copy in self.copies if copy.ready]
+        return sorted(ready, key=lambda copy: (not (copy.strict and copy.flag is Flag.YES), -copy.priority))
 
     def certainly_ready(self, copy: Copy) -> bool:
         return (
@@ -183,6 +184,7 @@ class Queue:
             lane,
             presence,
             ordinal=ordinal,
+            strict=self.kind == "quorum",
             exchange=exchange,
             key=key,
         )
@@ -211,6 +213,8 @@ class Queue:
         return self.remembered.get(identity) if self.deduplicates and identity is not None else None
 
     def _priority(self, message: Message) -> int:
+        if self.kind == "quorum":
+            return 4 if message.priority is None else min(message.priority, 31)
         highest = self.arguments.get("x-max-priority", 0) if self.kind == "classic" else 0
         return min(message.priority or 0, highest)
 
@@ -381,8 +385,12 @@ class Queue:
         better = [c for c in self.consumers if c.priority > consumer.priority and c.spare]
         self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
 
-    def withdraw(self, copy: Copy, *, requeue: bool, certain: bool = True) -> None:
-        """A client returned the copy, or lost it."""
+    def withdraw(
+        self, copy: Copy, *, requeue: bool, certain: bool = True, failed: bool = False, lost: bool = False
+    ) -> None:
+        """A client returned the copy, or lost it. A quorum queue counts what has failed; what was lost has,
+        unless a node is down.
+        """
         if not requeue:
             self.vhost.dead_letter(self, copy, "rejected", certain=True)
             return
@@ -391,7 +399,10 @@ class Queue:
         if isinstance(log, Log) and log.may_be_gone(copy.message):
             copy.presence = Presence.MAYBE
         low, high = copy.returns
-        copy.returns = (low + certain, high + 1)
+        if self.kind == "quorum":
+            copy.returns = (low + failed, high + (failed or lost))
+        else:
+            copy.returns = (low + certain, high + 1)
         limit = self.settings.delivery_limit
         if not certain:
             copy.presence = Presence.COMING
