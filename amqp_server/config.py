@@ -824,9 +824,8 @@ class Config:
     super_stream_partitions_max: int = option(1_000, "Partitions of one super stream.", low=1, high=10_000)
     consumer_timeout_ms: int = option(
         1_800_000,
-        "How long a channel may hold a delivery without an ack; then it is closed with 406, or a consumer of a "
-        "quorum queue is cancelled. 0: no limit. Consumers and queues may have a timeout of their own "
-        "(x-consumer-timeout).",
+        "How long a channel may hold a delivery without an ack; then it is closed (406), or the consumer of a "
+        "quorum queue is cancelled. 0: no limit.",
         common=True,
         unit="ms",
         low=0,

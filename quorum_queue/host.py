@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from quorum_queue.empty import NO_DICT, NO_LIST
+from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import READY, TransactionId
@@ -218,6 +219,7 @@ class QueueHost:
         count: int,
         queues: list[int],
         done: Callable[[int | Refused], None],
+        level: int = MAJORITY,
     ) -> None:
         """See quorum_queue.ports.Host."""
         if self.ended:
@@ -226,7 +228,7 @@ class QueueHost:
             return
         token = self._token()
         self.begin_asking().preparing[token] = done
-        self.submit(("prepare", token, transaction, count, queues))
+        self.submit(("prepare", token, transaction, count, queues, level))
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         self.seal_here(condition, done)

@@ -22,7 +22,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.attributes import RANK_MAX, RANK_PLAIN, rank_of
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
-from quorum_queue.machine.parts import READY, Parts
+from quorum_queue.machine.parts import Parts
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
     Found,
@@ -174,6 +174,11 @@ class LocalHost(DeadLettering):
         services.memory.register(self)
         if len(machine.parts):
             services.undecided.has_parts(self)
+            # The rest of these will not come: who sends it has been told that the node has stopped.
+            self.pending += [
+                ("resolve", part.transaction, False) for part in machine.parts.all() if not part.prepared
+            ]
+            services.turn.schedule(self)
 
     def _begin_record(self, record: MessageRecord) -> None:
         """Write the record to the journal from now on."""
@@ -474,7 +479,7 @@ class LocalHost(DeadLettering):
             withdrawn = self._confirm_acked(effects.acked) if effects.acked else -1
             wrote = self._forget(effects.settled, withdrawn) or wrote
         self._unanswered = NO_LIST
-        if effects.prepared or effects.parts_gone or effects.resolved:
+        if effects.pended or effects.prepared or effects.parts_gone or effects.resolved:
             wrote = self._parts_changed(effects) or wrote
         # The first copy of a duplicate may still wait for its sync.
         self._confirm(effects, wrote or bool(effects.duplicates))
@@ -501,9 +506,10 @@ class LocalHost(DeadLettering):
         """
         services, machine = self.services, self.machine
         if self.journalled:
-            for _, transaction, outcome in effects.prepared:
+            # Its messages are in the journal, and without this they would count as sent after a restart.
+            for transaction in dict.fromkeys(effects.pended + [each[1] for each in effects.prepared]):
                 part = machine.parts.by_id.get(transaction)
-                if outcome == READY and part is not None:
+                if part is not None:
                     parts_journal.note(services.journal, self.queue_id, machine.parts, part)
             parts_journal.forget(services.journal, self.queue_id, effects.parts_gone)
         if len(machine.parts):

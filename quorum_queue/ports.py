@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, NamedTuple, Protocol
 
+from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
@@ -469,9 +470,11 @@ class Host(Recipient, Protocol):
         count: int,
         queues: list[int],
         done: Callable[[int | Refused], None],
+        level: int = MAJORITY,
     ) -> None:
         """Call `done` with what the queue answers to its part of a transaction, which has so many commands;
-        `queues` are the ids of all queues of the transaction. See quorum_queue.machine.parts.
+        `queues` are the ids of all queues of the transaction. See quorum_queue.machine.parts. With the level
+        ALL the answer comes when all members in reach have the part; see quorum_queue.machine.attributes.
         """
 
     def catch_up(self, done: Callable[..., None]) -> None:

@@ -34,6 +34,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.remote_host import RemoteHost
 from quorum_queue.host import MOVED, Key
+from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.seal import Sealed
@@ -224,10 +225,11 @@ class StreamRemoteHost(StreamHost):
         count: int,
         queues: list[int],
         done: Callable[[int | Refused], None],
+        level: int = MAJORITY,
     ) -> None:
         # Commands that are pending here go to the publisher before it.
         self._apply_commands()
-        self.publisher.prepare(transaction, count, queues, done)
+        self.publisher.prepare(transaction, count, queues, done, level)
 
     def _enqueue(self, commands: list[Command]) -> None:
         self.publisher.submit(*commands)

@@ -310,7 +310,7 @@ class GroupReplica:
         elif verb == "pend":
             self.parts.pend(*command[1:])
         elif verb == "prepare":
-            _, token, transaction, count, queues = command
+            _, token, transaction, count, queues, _ = command
             outcome = READY if self.sealed else self.parts.prepare(transaction, count, queues)
             if is_own:
                 self._applied.prepared.append((token, outcome))

@@ -2,11 +2,11 @@
 quorum_queue.machine.parts).
 
 The messages of a part lie in the journal like all others. A record far behind them (positions from 1 << 61
-on) says which messages are the part's, and which deliveries it acks. It is written when the queue takes the
-part, and settled when the transaction is decided, in the commit of what was decided: a restart finds the part
-as it was, or what has become of it.
+on) says which messages are the part's, and which deliveries it acks. It is written in the commit of the first
+messages, anew when more come, and settled when the transaction is decided, in the commit of what was decided:
+a restart finds the part as it was, or what has become of it.
 
-    record  u8 version | MessagePack: transaction, queues, time, messages, acks
+    record  u8 version | MessagePack: transaction, queues, time, messages, acks, whether it is prepared
 """
 
 from __future__ import annotations
@@ -36,19 +36,26 @@ _decoder: Final = msgspec.msgpack.Decoder(
         int,
         list[tuple[Span, list[bytes | None] | None]],
         list[tuple[str, list[Span]]],
+        bool,
     ]
 )
 
 
 def note(journal: Journal, queue_id: int, parts: Parts, part: Part) -> None:
-    """Write a part that the queue takes, behind all records of parts that were ever written: some may still
-    lie in the journal.
-    """
-    messages = [((run.seqs[0], run.seqs[-1]), names) for run, names in part.enqueued]
-    acked = [(verb, [span for run in runs for span in _spans(run)]) for verb, runs in part.settled]
+    """Write a part, behind all records of parts that were ever written: some may still lie in the journal."""
+    if part.position >= 0:
+        forget(journal, queue_id, [part.position])
+    messages: list[tuple[Span, list[bytes | None] | None]] = []
+    acked: list[tuple[str, list[Span]]] = []
+    if part.prepared:
+        messages = [((run.seqs[0], run.seqs[-1]), names) for run, names in part.enqueued]
+        acked = [(verb, [span for run in runs for span in _spans(run)]) for verb, runs in part.settled]
+    else:
+        # It is only needed to drop what has come of it.
+        messages = [(span, None) for span in _joined(part)]
     part.position = max(parts.next_position, FIRST_POSITION + (part.since_ms << 16))
     parts.next_position = part.position + 1
-    fields = _encode((part.transaction, part.participants, part.since_ms, messages, acked))
+    fields = _encode((part.transaction, part.participants, part.since_ms, messages, acked, part.prepared))
     payload = [bytes((VERSION,)), fields]
     journal.append(queue_id, part.position, 1, payload, head_parts=len(payload))
 
@@ -64,11 +71,11 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
     if not payload or payload[0] != VERSION:
         raise CodecError(f"a part of a transaction has a version that is not {VERSION}")
     try:
-        transaction, queues, since_ms, messages, acked = _decoder.decode(payload[1:])
+        transaction, queues, since_ms, messages, acked, prepared = _decoder.decode(payload[1:])
     except msgspec.MsgspecError as error:
         raise CodecError(f"a part of a transaction: {error}") from error
     part = Part(transaction, since_ms)
-    part.participants, part.prepared, part.position = queues, True, position
+    part.participants, part.prepared, part.position = queues, prepared, position
     for (low, high), names in messages:
         for run in machine.ready.take_positions(low, high):
             # A mark of deliveries may have passed it: it was never delivered.
@@ -87,6 +94,17 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
     machine.parts.next_position = max(machine.parts.next_position, position + 1)
     machine.unacked_count += part.unacked_count
     machine.unacked_bytes += part.unacked_bytes
+
+
+def _joined(part: Part) -> list[Span]:
+    """Return the positions of the messages, neighbours as one span."""
+    spans: list[Span] = []
+    for run, _ in part.enqueued:
+        if spans and spans[-1][1] + 1 == run.seqs[0]:
+            spans[-1] = spans[-1][0], run.seqs[-1]
+        else:
+            spans.append((run.seqs[0], run.seqs[-1]))
+    return spans
 
 
 def _spans(run: Run) -> list[Span]:

@@ -44,6 +44,7 @@ class Effects:
         "names",
         "paged_out",
         "parts_gone",
+        "pended",
         "places",
         "prepared",
         "purged",
@@ -133,6 +134,8 @@ class Effects:
         self.got_nothing: list[Any] = []
         #: (token, messages) of purges.
         self.purged: list[tuple[Any, int]] = []
+        #: Transactions of which more has come, and is not complete.
+        self.pended: list[TransactionId] = []
         #: (token, transaction, outcome) of parts of transactions; see quorum_queue.machine.parts.
         self.prepared: list[tuple[Any, TransactionId, int]] = []
         #: Transactions whose part is decided, also those that have none here.

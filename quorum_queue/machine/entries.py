@@ -113,7 +113,7 @@ Key = tuple[Any, ...]
 
 _key_decoder: Final = msgspec.msgpack.Decoder(tuple[bool | int | str | None, ...])
 _transaction_decoder: Final = msgspec.msgpack.Decoder(TransactionId)
-_prepare_decoder: Final = msgspec.msgpack.Decoder(tuple[int | None, TransactionId, int, list[int]])
+_prepare_decoder: Final = msgspec.msgpack.Decoder(tuple[int | None, TransactionId, int, list[int], int])
 _resolve_decoder: Final = msgspec.msgpack.Decoder(tuple[TransactionId, bool])
 _settings_decoder = msgspec.msgpack.Decoder(Settings)
 _encode = msgspec.msgpack.encode

@@ -28,7 +28,8 @@ Commands are tuples whose first field names them:
     ("unhold",)                                       on one node only: a transaction is complete
     ("seal", token, condition)                        if it holds, take nothing any more; see seal
     ("pend", transaction, command)                    a command of a part of a transaction; see parts
-    ("prepare", token, transaction, count, queues)    the part is complete: it has so many commands; it takes
+    ("prepare", token, transaction, count, queues, level)
+                                                      the part is complete: it has so many commands; it takes
                                                       effect at once if the transaction has no other queues
     ("resolve", transaction, committed)               the part takes effect, or nothing of it does
 """
@@ -846,6 +847,7 @@ class Machine:
         _, transaction, inner = command
         part = self.parts.of(transaction, meta.now_ms)
         part.came += 1
+        effects.pended.append(transaction)
         verb = inner[0]
         if verb not in ENQUEUES:
             runs = self._take(inner)
@@ -875,7 +877,7 @@ class Machine:
 
     def _prepare(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Answer whether the queue takes the part; if not, forget it."""
-        _, token, transaction, count, participants = command
+        _, token, transaction, count, participants, _ = command
         part = self.parts.by_id.get(transaction)
         outcome = READY
         if part is None:

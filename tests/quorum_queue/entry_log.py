@@ -10,6 +10,7 @@ from random import Random
 from typing import Any
 
 from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.machine import Command
@@ -93,7 +94,7 @@ class Sender:
         if step < 0.75:
             count = self.pended.pop(number, 0) + (random.random() < 0.1)
             queues = random.choice([[], [1, 2], [1, 2]])
-            return "prepare", random.choice([None, 1, 2]), transaction, count, queues
+            return "prepare", random.choice([None, 1, 2]), transaction, count, queues, MAJORITY
         other = random.choice(NODES), random.choice([1, 2]), number
         return "resolve", random.choice([transaction, transaction, other]), random.random() < 0.7
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from quorum_queue.machine.attributes import MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.effects import Effects
@@ -38,7 +39,7 @@ def pend(command: Command, transaction: TransactionId = T) -> Command:
 
 
 def prepare(count: int, transaction: TransactionId = T, queues: list[int] = QUEUES) -> Command:
-    return "prepare", 7, transaction, count, queues
+    return "prepare", 7, transaction, count, queues, MAJORITY
 
 
 def resolve(committed: bool, transaction: TransactionId = T) -> Command:

@@ -15,6 +15,7 @@ from amqp_server.channel.tracing import trace_publish
 from amqp_server.channel.transactions.tx import PART_MESSAGES_MAX, PARTS_AT_ONCE, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece
 from amqp_server.wire.intake import Segment
+from quorum_queue.machine.attributes import ALL, MAJORITY
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, TransactionId
 from quorum_queue.ports import Preparing, Recipient, Refused
 
@@ -98,6 +99,8 @@ class PreparedCommit:
         #: These make room for further deliveries, and nothing more.
         self._acks_of_streams: list[tuple[Any, Any]] = []
         self._left = 0
+        #: A majority of each queue's members has its part when the transaction is committed, or all have it.
+        self._level = MAJORITY
         #: Why it cannot be committed.
         self.refused = ""
         self._unavailable: Refused | None = None
@@ -123,6 +126,7 @@ class PreparedCommit:
         segments, self._settlements = transaction.take()
         given = 0
         for segment in segments:
+            self._level = ALL if segment.attributes.confirm_level == ALL else self._level
             targets, _, _ = begin_publish(segment, transaction.origin)
             transaction.origin.take_answers()
             if channel.vhost.tracing:
@@ -189,7 +193,7 @@ class PreparedCommit:
             else [taker.taker_of.queue.queue_id for taker in hosts]
         )
         for taker in hosts:
-            taker.taker_of.prepare(self._id, taker.count, queues, self._answer_of(taker, queues))
+            taker.taker_of.prepare(self._id, taker.count, queues, self._answer_of(taker, queues), self._level)
 
     def _answer_of(self, taker: PartTaker, queues: list[int]) -> Callable[[int | Refused], None]:
         def answered(outcome: int | Refused) -> None:
@@ -230,8 +234,12 @@ class PreparedCommit:
 
     def _resolve(self, *, committed: bool) -> None:
         for taker in self._takers.values():
+            host = taker.taker_of
+            if host.ended == "moved":
+                # Another host serves the queue by now.
+                host = host.queue.host
             if taker.count:
-                taker.taker_of.submit(("resolve", self._id, committed))
+                host.submit(("resolve", self._id, committed))
 
     def _committed(self) -> None:
         self._coordinator.end(self._id)

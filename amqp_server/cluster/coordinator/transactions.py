@@ -196,10 +196,21 @@ class Transactions:
                 waiting[1](self._decisions.by_id[transaction].committed)
             if self._watching:
                 self._tell(transaction, committed=self._decisions.by_id[transaction].committed)
+            if not decision.committed or not self._is_up(transaction[0]):
+                # The committing node does not tell the queues.
+                self._resolve_here(transaction, decision.queues)
             if self._early:
                 for queue_id in decision.queues:
                     if self._early.pop((transaction, queue_id), None) is not None:
                         self._to_answer[transaction, queue_id] = None
+
+    def _resolve_here(self, transaction: TransactionId, queues: Iterable[int]) -> None:
+        """Have the queues that this node leads do what was decided."""
+        committed = self._decisions.by_id[transaction].committed
+        for queue_id in queues:
+            host = self._hosts.leads(queue_id)
+            if host is not None:
+                host.submit(("resolve", transaction, committed))
 
     def came_by_snapshot(self) -> None:
         """The decisions came with a snapshot, which has what this node had proposed before."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -242,7 +242,7 @@ async def move(call: Call) -> Any:
         raise bad_request("destination is the queue itself")
     if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    count = min(queue.host.ready_count, MOVE_MAX if asked.count is None else asked.count)
+    count = min(await _ready(call, queue), MOVE_MAX if asked.count is None else asked.count)
     moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
     return {"moved": moved, "refused": refused}
 
@@ -250,6 +250,16 @@ async def move(call: Call) -> Any:
 class RedriveRequest(msgspec.Struct):
     #: Number of messages from the head of the queue; all that it has now unless given.
     count: int | None = None
+
+
+async def _ready(call: Call, queue: Queue) -> int:
+    """Return how many messages are ready, with all that clients of any node have had answers to."""
+
+    def ask(told: Callable[[object], None]) -> None:
+        queue.host.catch_up(lambda *refused: told(refused))
+
+    await answers_of(call.broker.turn, ask, ANSWER_S)
+    return queue.host.ready_count
 
 
 async def redrive(call: Call) -> Any:
@@ -265,7 +275,7 @@ async def redrive(call: Call) -> Any:
         raise not_found()
     if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    count = min(queue.host.ready_count, MOVE_MAX if asked.count is None else asked.count)
+    count = min(await _ready(call, queue), MOVE_MAX if asked.count is None else asked.count)
     moved, kept = await redrive_messages(call.parts, vhost, name, count)
     return {"moved": moved, "kept": kept}
 

@@ -51,13 +51,14 @@ from quorum_queue.cluster import read_index
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.deferred_host import without_larger
 from quorum_queue.cluster.queues.guests import GuestOrigin
-from quorum_queue.cluster.queues.member_host import PREPARED_UNKNOWN, UNKNOWN
+from quorum_queue.cluster.queues.member_host import PREPARED_UNKNOWN, UNKNOWN, when_all_have_it
 from quorum_queue.cluster.replica_group import Foresee
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import DELETED, MOVED
-from quorum_queue.machine.attributes import LEADER
+from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, Preparing, Refused
@@ -366,10 +367,22 @@ class StreamMemberHost(MemberReaders):
     def parts(self) -> StreamParts:
         return self.replica.parts
 
+    def prepare(
+        self,
+        transaction: TransactionId,
+        count: int,
+        queues: list[int],
+        done: Callable[[int | Refused], None],
+        level: int = MAJORITY,
+    ) -> None:
+        if level == ALL:
+            done = partial(when_all_have_it, self, done)
+        super().prepare(transaction, count, queues, done, level)
+
     def _step_of_part(self, command: Command) -> None:
         verb = command[0]
         if verb == "prepare":
-            _, token, transaction, count, queues = command
+            _, token, transaction, count, queues, _ = command
             self._seals_sent.append((self.group.next_number, token))
             self._submit([], step=PartStep(PREPARE, transaction, [], token, count, queues))
             return

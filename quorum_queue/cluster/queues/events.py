@@ -23,6 +23,9 @@ from quorum_queue.message_status.answers import of_plain
 DELIVERED, CONFIRMED, REFUSED, ATTACHED, GOT_NOTHING, PURGED = range(1, 7)
 DONE, MOVED, SEALED, PREPARED, STATUS = range(7, 12)
 
+#: Outcome of a seal, or of a part of a transaction, that the home cannot tell: the queue has moved or failed.
+UNKNOWN = -1
+
 #: Number of fields of each event, its kind included.
 _FIELDS = {
     CONFIRMED: 4,

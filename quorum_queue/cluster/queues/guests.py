@@ -199,8 +199,8 @@ class Guests:
                 _with_contents(command[2][1], bodies)
             host.pending.append(command)
         elif verb == "prepare":
-            _, token, transaction, count, queues = command
-            host.prepare(transaction, count, queues, partial(_tell_prepared, guest, token))
+            _, token, transaction, count, queues, level = command
+            host.prepare(transaction, count, queues, partial(_tell_prepared, guest, token), level)
         elif verb == "status":
             host.message_status(command[2], partial(_tell_status, guest, command[1]))
         elif verb == "touch":
@@ -304,9 +304,8 @@ def _with_contents(run: Run, bodies: Bodies) -> Run:
 
 
 def _tell_prepared(guest: Guest, token: int | None, outcome: int | Refused) -> None:
-    """A refusal needs no event: the guest is told that the queue has moved."""
-    if token is not None and isinstance(outcome, int):
-        guest.tell(events.PREPARED, token, outcome)
+    if token is not None:
+        guest.tell(events.PREPARED, token, outcome if isinstance(outcome, int) else events.UNKNOWN)
 
 
 def _tell_status(guest: Guest, token: int, found: Found | Refused) -> None:
@@ -314,9 +313,9 @@ def _tell_status(guest: Guest, token: int, found: Found | Refused) -> None:
 
 
 def _tell_sealed(guest: Guest, token: int | None, found: Sealed | Refused) -> None:
-    """A refusal needs no event: the guest is told that the queue has moved."""
-    if token is not None and isinstance(found, Sealed):
-        guest.tell(events.SEALED, token, *found)
+    """A refusal is told too: whoever waits for the answer asks again."""
+    if token is not None:
+        guest.tell(events.SEALED, token, *(found if isinstance(found, Sealed) else (events.UNKNOWN, 0)))
 
 
 __all__ = ["CodecError", "Guests"]

@@ -29,12 +29,12 @@ from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import replicated, versions
-from quorum_queue.machine.attributes import LEADER
+from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
-from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.parts import Parts, TransactionId
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
@@ -230,6 +230,18 @@ class GroupHost(DeferredHost):
         )
         if wanted != present:
             self.submit(("configure", wanted))
+
+    def prepare(
+        self,
+        transaction: TransactionId,
+        count: int,
+        queues: list[int],
+        done: Callable[[int | Refused], None],
+        level: int = MAJORITY,
+    ) -> None:
+        if level == ALL:
+            done = partial(when_all_have_it, self, done)
+        super().prepare(transaction, count, queues, done, level)
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         if self.replica.machine.version >= versions.SEALS:
@@ -797,6 +809,28 @@ class GroupHost(DeferredHost):
             known = incarnations.get(node, incarnation)
             if known is None or known > incarnation or node not in members:
                 self.submit(("node_down", node, incarnation))
+
+
+class _AllHaveIt:
+    """Waits like a publisher until all members have the part of a transaction."""
+
+    def __init__(self, done: Callable[[int | Refused], None], outcome: int) -> None:
+        self._done = done
+        self._outcome = outcome
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._done(self._outcome)
+
+    def refused(self, first: int, last: int) -> None:
+        self._done(PREPARED_UNKNOWN)
+
+
+def when_all_have_it(host: Any, done: Callable[[int | Refused], None], outcome: int | Refused) -> None:
+    """Answer a transaction when all members in reach have its part."""
+    if isinstance(outcome, Refused):
+        done(outcome)
+    else:
+        host.group.when_all(host.replica.applied, _AllHaveIt(done, outcome), 1, 1)
 
 
 def _nothing() -> None: ...

@@ -16,7 +16,7 @@ from quorum_queue.cluster import frames
 from quorum_queue.cluster.ports import Links
 from quorum_queue.cluster.queues import events
 from quorum_queue.cluster.queues.deferred_host import DeferredHost, cut
-from quorum_queue.host import DELETED
+from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -312,13 +312,16 @@ class RemoteHost(DeferredHost):
             elif kind == events.PURGED:
                 self._purged(event[1], event[2])
             elif kind == events.PREPARED:
-                self._answer_prepare(event[1], event[2])
+                self._answer_prepare(event[1], MOVED if event[2] == events.UNKNOWN else event[2])
             elif kind == events.STATUS:
                 looked = self.asking.looking.pop(event[1], None)
                 if looked is not None:
                     looked(event[2])
             elif kind == events.SEALED:
-                self._heard_of_seal(event[1], Sealed(event[2], event[3]))
+                if event[2] == events.UNKNOWN:
+                    self._answer_seal(event[1], MOVED)
+                else:
+                    self._heard_of_seal(event[1], Sealed(event[2], event[3]))
             elif kind == events.MOVED:
                 if event[1] >= self._session_since:
                     self._avoid = self._session

@@ -82,7 +82,7 @@ def fill(channel: BlockingChannel) -> None:
     # One message came back three times…
     for _ in range(3):
         returned, _, _ = channel.basic_get("numbers")
-        channel.basic_nack(returned.delivery_tag, requeue=True)
+        channel.basic_reject(returned.delivery_tag, requeue=True)
     # …and after two more times a client holds it.
     for _ in range(3):
         channel.basic_get("numbers")

@@ -68,7 +68,10 @@ def probed(scene: Scene) -> list[int]:
     apps = []
     for node in scene.running:
         served = Mock(
-            broker=node.broker, config=node.broker.config, administration=node.cluster.administration
+            broker=node.broker,
+            config=node.broker.config,
+            administration=node.cluster.administration,
+            draining=Mock(drained=False),
         )
         apps.append(Api(served, 1, page=False).app(1))
 

@@ -155,7 +155,11 @@ def test_handed_over_during_the_move(how: str, move: str) -> None:
     # A member that leaves refuses the messages that are under way when the others let it go: it does not
     # learn whether the leader took them.
     before, after = MOVES[move]
-    assert min(found) == COUNT or ("b" in before and "b" not in after)
+    if how == "tx":
+        # A queue that moves while it gets its part refuses the whole transaction.
+        assert {0, COUNT} >= {*found}
+    else:
+        assert min(found) == COUNT or ("b" in before and "b" not in after)
     assert found[0] == COUNT
 
 

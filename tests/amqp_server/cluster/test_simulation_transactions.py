@@ -112,7 +112,7 @@ def takes_half(self: Machine, meta: Any, command: Any, effects: Any) -> None:
     """A part counts as complete, whatever has come of it."""
     part = self.parts.by_id.get(command[2])
     count = command[3] if part is None else part.came
-    _prepare(self, meta, (*command[:3], count, command[4]), effects)
+    _prepare(self, meta, (*command[:3], count, *command[4:]), effects)
 
 
 def asks_nobody(self: Transactions, host: Any, part: Any, age_ms: int) -> None:

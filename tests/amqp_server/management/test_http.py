@@ -17,7 +17,15 @@ from .conftest import BODY_BYTES_MAX, Connect, ManagedNode
 
 pytestmark = pytest.mark.trio
 
-PATH = {"node": "n1", "user": "nobody", "vhost": "%2F", "name": "q", "source": "x", "kind": "q"}
+PATH = {
+    "id": "n1.1.1",
+    "node": "n1",
+    "user": "nobody",
+    "vhost": "%2F",
+    "name": "q",
+    "source": "x",
+    "kind": "q",
+}
 PATH |= {"destination": "q", "properties": "~", "component": "policy", "exchange": "x"}
 PATH |= {"message_id": "m", "port": "1", "protocol": "amqp", "within": "1", "unit": "weeks", "offset": "o"}
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from amqp_server.wire import intake
 from amqp_server.wire.content import Properties
 from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
+from quorum_queue.machine.attributes import priority_of
 from quorum_queue.machine.run import Attributes
 
 from .published import Message, acknowledge, harmless, long, message, messages, raw, refused, repeated, short
@@ -106,7 +107,7 @@ def expected(sent: list[Message], frame_max: int = 131_072) -> list[Taken]:
         large = len(each.header) > 4088 or len(each.body) > 4088
         attributes = Attributes(
             persistent=properties.persistent,
-            priority=properties.octet("priority") or 0,
+            priority=priority_of(properties.octet("priority")),
             ttl_ms=None if expiration is None else int(expiration),
             channel=CHANNEL,
             frame_bytes=frame_max if large else 4096,

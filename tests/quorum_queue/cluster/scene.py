@@ -11,7 +11,7 @@ from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
-from tests.quorum_queue.cluster.clients import Client, Holder, Publisher
+from tests.quorum_queue.cluster.clients import Client, Holder, Publisher, message_id_of
 from tests.quorum_queue.cluster.cluster import Cluster
 from tests.quorum_queue.cluster.network import LinkSession
 from tests.quorum_queue.cluster.node import SimulatedNode
@@ -89,7 +89,12 @@ class Scene(Cluster):
             publisher.ledger.published[body] = None
         run = Run(range(count), publisher.bodies[first:], b"head", ATTRIBUTES[level](persistent=True))
         host = self.nodes[node].queues[queue or self.name].host
-        host.submit(("enqueue", run, publisher, first))
+        if host.records:
+            host.submit(
+                ("enqueue_known", run, publisher, first, list(map(message_id_of, publisher.bodies[first:])))
+            )
+        else:
+            host.submit(("enqueue", run, publisher, first))
         self.nodes[node].end_turn()
 
     def consume(self, node: str, *, prefetch: int = 10, no_ack: bool = False, queue: str = "") -> Holder:

@@ -297,7 +297,7 @@ MUTATIONS = [
     Mutation("counts are those of the asked node", Group, "catch_up", lambda self, done: done(True)),
     Mutation("a snapshot forgets what became of messages", MessageRecord, "view", forgets_rows()),
     Mutation("what became of a message is answered without a look at the leader", GroupHost, "message_status",
-             answers_from_the_copy),
+             answers_from_the_copy, test_read_index.test_what_became_of_a_message_is_told_with_all_that_was_confirmed),
     Mutation("acks are not recorded", MessageRecord, "changed", records_no_acks()),
     Mutation("a leader that was replaced still says how far the log is committed", read_index, "_is_supported",
              lambda current, voters: True,

@@ -8,8 +8,10 @@ from collections.abc import Iterator
 import pytest
 
 from quorum_queue.host import DELETED
+from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 from quorum_queue.ports import Refused
+from tests.quorum_queue.cluster.clients import message_id_of
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
@@ -181,3 +183,19 @@ def test_a_node_whose_disk_takes_no_writes_still_answers() -> None:
     for _ in range(LATE_TICKS):
         scene.tick(scene.nodes["c"])
     assert known == [False]
+
+
+def test_what_became_of_a_message_is_told_with_all_that_was_confirmed() -> None:
+    scene = Scene("full")
+    scene.raise_version()
+    lagging(scene)
+    found: list[Found | Refused] = []
+    [body] = scene.ledger.published
+    scene.host("c").message_status(message_id_of(body), found.append)
+    scene.nodes["c"].end_turn()
+    assert not found
+    scene.work(4)
+    [status] = found
+    assert isinstance(status, Found)
+    assert len(status.copies) == 1
+    scene.finish()

@@ -996,11 +996,13 @@ class StreamSimulation(Cluster):
             behind = [reader.name for reader in (*whole, *self.readers) if reader.has_read < stop]
             late = [name for name in behind if not self._begins_later(name)]
             late += [each.name for each in named if each is not None and each.has_read < stop]
+            # An ack counts for nothing if the name was taken over before. Who took it reads those messages
+            # again, if retention has left them.
             late += [
                 f"{name} at {node.name}"
                 for node, host in self.members()
                 for name, kept in host.replica.names.items()
-                if max(kept.offset, 0) < self.acked_to.get(name, 0)
+                if max(kept.offset, self.first_offset()) < self.acked_to.get(name, 0)
             ]
             filling = [
                 host.queue.name
