@@ -38,7 +38,7 @@ _PUBLISH = (60, 40)
 RETURNED_MAX, DETACHED_MAX = 256, 1_000
 #: If it has more, it does this many at a time; the turn may end in between. Deliveries are looked up in
 #: larger parts.
-PART_MAX, TAKEN_MAX = 24, 512
+PART_MAX, TAKEN_MAX = 22, 512
 #: Consumers that are paused before the turn may end.
 PAUSED_MAX = 128
 #: With more pieces than this, join them to fewer.

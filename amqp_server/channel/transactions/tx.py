@@ -33,7 +33,7 @@ JOIN_FROM = 256
 WHOLE_PARTS_MAX = 256
 WHOLE_BYTES_MAX = 1 << 20
 #: Parts that are applied before the turn may end.
-PARTS_AT_ONCE = 16
+PARTS_AT_ONCE = 14
 #: Maximum number of messages of one part, and of their bytes: a queue takes a part in one step, and frees it
 #: in one step.
 PART_MESSAGES_MAX = 2_048

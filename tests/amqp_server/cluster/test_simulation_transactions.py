@@ -21,7 +21,7 @@ from quorum_queue.machine.snapshots import records, snapshot
 from tests.amqp_server.cluster.simulation import transactions
 from tests.turns import Violation
 
-SEEDS = 24
+SEEDS = 32
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 60
 

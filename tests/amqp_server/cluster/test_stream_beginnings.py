@@ -22,6 +22,7 @@ from quorum_queue.cluster import read_index
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from tests.amqp_server.cluster.simulation import waiting
+from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.node import TICK_MS
 from tests.amqp_server.cluster.simulation.streams import HEADER
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -87,6 +88,9 @@ class StreamScene(Scene):
 
     def host(self, node: str) -> Any:
         return self.nodes[node].broker.vhost("/").queues["s"].host
+
+    def read_stream(self, client: Client, name: str, queue_id: int) -> None:
+        """What is published here is in no books, and the tests' own readers look at it."""
 
     def publish_at(self, node: str, count: int) -> Origin:
         bodies = [b"%d" % number for number in range(count)]

@@ -551,7 +551,7 @@ def test_a_transaction_that_comes_to_nothing_is_forgotten_in_parts(sliced: Slice
 
 def test_one_ack_of_what_consumers_got_in_turn_is_one_command_for_each_queue(sliced: SlicedNode) -> None:
     """Each command goes through lists of the messages that the consumer holds."""
-    for end, most in ((commands.Basic.Ack(0, multiple=True), 250), (commands.Basic.Nack(0, True, True), 500)):
+    for end, most in ((commands.Basic.Ack(0, multiple=True), 250), (commands.Basic.Nack(0, True, True), 520)):
         peer = opened(sliced)
         hosts = held(sliced, peer, 500)
         work = steps(peer.send, method(1, commands.Basic.Cancel("c0"), commands.Basic.Cancel("c1"), end))
