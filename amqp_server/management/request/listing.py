@@ -261,8 +261,8 @@ def _is_reversed(query: Mapping[str, str]) -> bool:
 
 
 def picked(answer: Any, query: Mapping[str, str]) -> Any:
-    """Return the columns that the query asks for of a single object."""
-    if not query.get("columns"):
+    """Return the columns that the query asks for of a single object. A page has picked those of its rows."""
+    if not query.get("columns") or "page" in query:
         return answer
     if isinstance(answer, Answer):
         return answer._replace(body=picked(answer.body, query))

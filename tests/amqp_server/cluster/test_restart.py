@@ -92,7 +92,8 @@ def test_a_node_that_would_be_missed_says_so(ring: Ring) -> None:
         lambda: ring.ask("GET", "n1", "/api/health/checks/node-is-quorum-critical")[0] == 503,
     )
     status, told = ring.ask("GET", "n1", "/api/health/checks/node-is-quorum-critical")
-    assert told["queues"] == ["queue 'critical' in vhost '/'", "the topology"]
+    # The ring has queues of other tests as well.
+    assert {"queue 'critical' in vhost '/'", "the topology"} <= set(told["queues"])
     # The node serves all the same, as soon as the two agree on a leader.
     wait_until("n1 is ready", lambda: ring.ask("GET", "n1", "/health/ready")[0] == 200)
     waiting = threading.Thread(

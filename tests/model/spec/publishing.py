@@ -273,11 +273,15 @@ class Publishes(Consuming):
             for publishing in publishings:
                 self.arrive(publishing)
 
-        if OK not in codes and self.broker.nodes > 1:
-            # The refusal does not say that the rest is there already.
+        if PRECONDITION_FAILED in codes and self.broker.nodes > 1:
+            # A cluster refuses the whole transaction, if it refuses a part.
             for publishing in publishings:
                 for _, copy in publishing.copies:
-                    copy.presence = min(copy.presence, Presence.COMING)
+                    copy.presence = Presence.MAYBE
+                for log in publishing.logs:
+                    for entry in log.entries:
+                        if entry.message is publishing.message:
+                            entry.presence = Presence.MAYBE
         return Promise(frozenset(codes), committed, committed if self.broker.nodes == 1 else nothing)
 
     def rollback(self, channel: Channel) -> Promise:
