@@ -362,7 +362,10 @@ class Machine:
             effects.confirmed.append((origin, first, first, True))
 
     def _raise_version(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self.version = max(self.version, command[1])
+        before, self.version = self.version, max(self.version, command[1])
+        if before < versions.PRIORITIES <= self.version:
+            # Only quorum queues have versions. A snapshot or an entry of an older version does not tell.
+            self.settings = replace(self.settings, strict=True)
         self._configure_record(meta.now_ms)
         self._be_strict()
 
@@ -1083,6 +1086,7 @@ class Machine:
             command[1],
             priority_max=self.settings.priority_max,
             single_active_consumer=self.settings.single_active_consumer,
+            strict=self.settings.strict or command[1].strict,
         )
         self._be_strict()
         if self.dedup is None or not self.settings.deduplicates:

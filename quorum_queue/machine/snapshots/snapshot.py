@@ -462,7 +462,11 @@ def digest(machine: Machine) -> bytes:
     are cut and whatever is in memory.
     """
     digest = blake2b(digest_size=16)
-    fields = asdict(machine.settings), machine.next_seq, machine.last_used_ms
+    settings = asdict(machine.settings)
+    if machine.version < versions.PRIORITIES:
+        # What an older version wrote does not tell.
+        del settings["strict"]
+    fields = settings, machine.next_seq, machine.last_used_ms
     digest.update(repr(fields).encode())
     _digest_ready(digest.update, machine.ready.runs())
     for run, reason in machine.dead_lettering.values():
