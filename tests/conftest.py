@@ -1,7 +1,9 @@
 """For all tests."""
 
+import logging
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -34,3 +36,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.xdist_group(str(group)))
         if BUILD == "compiled" and item.get_closest_marker("pure"):
             item.add_marker(pytest.mark.skip("it replaces what cannot be replaced in a compiled class"))
+
+
+@pytest.fixture
+def quiet() -> Iterator[None]:
+    """For nodes that would log a lot about the faults of a test."""
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)

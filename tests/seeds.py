@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import logging
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from time import perf_counter
 from typing import Protocol, TypeVar
 
@@ -17,6 +18,16 @@ T = TypeVar("T")
 
 class Run(Protocol[T_co]):
     def __call__(self, seed: int, *, steps: int, trace: Callable[[str], None] | None = None) -> T_co: ...
+
+
+@contextmanager
+def told_how(command: str) -> Iterator[None]:
+    """Say with an error how to have it again."""
+    try:
+        yield
+    except BaseException as error:
+        error.add_note(command)
+        raise
 
 
 def main(run: Run[T], tell: Callable[[T], Iterable[str]], *, steps: int) -> None:

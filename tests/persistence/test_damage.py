@@ -2,7 +2,6 @@
 it is missing.
 """
 
-import logging
 import os
 import shutil
 import struct
@@ -26,19 +25,14 @@ from persistence.record import Record
 from persistence.replica_logs.logs import Groups
 from persistence.replica_logs.record import StoredEntry
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 MAP_BYTES = 1 << 28
 PAGE_BYTES = 4096
 HEADER_BYTES = 16
 MESSAGES = 240
 ENTRIES = 60
 TRIALS = 60
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def body(seq: int) -> bytes:

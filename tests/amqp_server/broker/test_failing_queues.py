@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -23,14 +21,7 @@ from tests.turns import Planted
 from ..connection.node import Commits, MemoryNode, Peer, make_broker
 from ..wire.published import message
 
-pytestmark = pytest.mark.pure
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = [pytest.mark.pure, pytest.mark.usefixtures("quiet")]
 
 
 class Plant:

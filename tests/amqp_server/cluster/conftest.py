@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +43,7 @@ def empty(tmp_path: Path) -> Iterator[Ring]:
 
 
 @pytest.fixture
-def hand() -> Iterator[None]:
+def hand(quiet: None) -> Iterator[None]:
     """For simulated nodes in tests without random faults, whose log nobody wants to read."""
-    logging.disable(logging.CRITICAL)
     with by_hand():
         yield
-    logging.disable(logging.NOTSET)

@@ -2,35 +2,25 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
+from tests import seeds
 from tests.amqp_server.cluster.simulation import simulation
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.simulation import Simulation
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 SEEDS = 64
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nodes would log a lot about the faults here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def test_seeds_and_what_they_reach() -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
-        try:
+        with seeds.told_how(f"make sim KIND=topology SEED={seed}"):
             run = simulation.run(seed)
-        except Exception as error:
-            error.add_note(f"make sim KIND=topology SEED={seed}")
-            raise
         seen.update(run.ledger.count)
         seen["entries"] += run.ledger.index
         seen["snapshots taken over"] += sum(node.restored for node in run.nodes.values())

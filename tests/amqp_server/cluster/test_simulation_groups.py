@@ -4,9 +4,8 @@ and bugs that they find.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,30 +13,22 @@ import pytest
 from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import Partition
+from tests import seeds
 from tests.amqp_server.cluster.simulation import groups
 from tests.turns import Violation
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 SEEDS = 6
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 10
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nodes would log a lot about the faults here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def test_seeds_and_what_they_reach() -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
-        try:
+        with seeds.told_how(f"python -m tests.amqp_server.cluster.simulation.groups --seed {seed}"):
             run = groups.run(seed)
-        except Exception as error:
-            error.add_note(f"python -m tests.amqp_server.cluster.simulation.groups --seed {seed}")
-            raise
         seen.update(run.stream.count)
         seen.update(run.ledger.count)
     least = {

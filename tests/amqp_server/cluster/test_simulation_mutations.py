@@ -5,7 +5,6 @@ the simulation of whole nodes must fail, or the named scene.
 from __future__ import annotations
 
 import gc
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -289,12 +288,10 @@ MUTATIONS = [
 
 
 @pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
+def collected(quiet: None) -> Iterator[None]:
     yield
     # Collect the coroutines of failed runs here, where nobody is warned of them.
     gc.collect()
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")

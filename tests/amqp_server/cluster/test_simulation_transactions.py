@@ -4,9 +4,8 @@ bugs that they find.
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -18,30 +17,22 @@ from amqp_server.streams.members.parts import StreamParts
 from quorum_queue.machine.machine import ENQUEUES, Machine
 from quorum_queue.machine.parts import Parts
 from quorum_queue.machine.snapshots import records, snapshot
+from tests import seeds
 from tests.amqp_server.cluster.simulation import transactions
 from tests.turns import Violation
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 SEEDS = 32
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 60
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nodes would log a lot about the faults here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def test_seeds_and_what_they_reach() -> None:
     seen: Counter[str] = Counter()
     for seed in range(SEEDS):
-        try:
+        with seeds.told_how(f"make sim KIND=transactions SEED={seed}"):
             run = transactions.run(seed)
-        except Exception as error:
-            error.add_note(f"make sim KIND=transactions SEED={seed}")
-            raise
         seen.update(run.ledger.count)
     least = {
         "committed": 150, "transactions over several queues": 20, "rollback answered": 5, "Decide": 40, "Answers": 40,

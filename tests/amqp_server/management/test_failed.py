@@ -4,9 +4,6 @@ check.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 from pamqp import commands
 
@@ -14,16 +11,9 @@ from tests.turns import Planted
 
 from .conftest import Connect, ManagedNode
 
-pytestmark = pytest.mark.trio
+pytestmark = [pytest.mark.trio, pytest.mark.usefixtures("quiet")]
 
 CHECK = "health/checks/failed-queues"
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.fixture

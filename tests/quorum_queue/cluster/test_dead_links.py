@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from quorum_queue.cluster import frames, handover
@@ -16,6 +13,8 @@ from tests.quorum_queue.cluster.clients import Holder, Publisher
 from tests.quorum_queue.cluster.node import DEAD_TICKS, LOOK_TICKS, RAFT, REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 REACH_TICKS = REPLICATION.reach_ms // TICK_MS
 STEADY_TICKS = REPLICATION.steady_ms // TICK_MS
 #: Time until both ends have noticed, all other nodes would have noticed, and another node leads.
@@ -23,13 +22,6 @@ SOON_TICKS = 2 * DEAD_TICKS + REACH_TICKS + 4
 LONG_TICKS = 100
 #: The directions, as (from, to), in which nothing arrives while a leads.
 WAYS = [[("a", "c"), ("c", "a")], [("a", "c")], [("c", "a")]]
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 class Clients:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from quorum_queue.cluster import frames
@@ -13,12 +10,7 @@ from quorum_queue.cluster.snapshots import compaction
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def test_deliveries_wait_in_order_for_a_body_that_the_disk_lost() -> None:

@@ -4,8 +4,7 @@ members.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 
@@ -15,12 +14,7 @@ from quorum_queue.machine.entries import decode_entry
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def enqueues(scene: Scene) -> list[tuple[str, int]]:

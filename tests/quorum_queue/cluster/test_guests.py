@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -17,12 +15,7 @@ from quorum_queue.machine.entries import encode_batch
 from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.scene import Scene, sync
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def scene_with_guest() -> Scene:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from itertools import permutations
 from typing import Any
 
@@ -15,15 +14,10 @@ from tests.quorum_queue.cluster.clients import Publisher
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 OPTIONS = ReplicationOptions()
 ROUND_TICKS = OPTIONS.lost_entry_retry_ms // TICK_MS + 1
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def begin(messages: int = 3, *, elections: int = 1) -> tuple[Scene, Publisher]:

@@ -6,8 +6,7 @@ A simulation that finds no failures proves something only if it finds these bugs
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -49,6 +48,8 @@ from tests.quorum_queue.cluster import (
     test_time,
 )
 from tests.turns import Violation
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 #: Seeds within which a bug must be found.
 SEEDS = 60
@@ -306,13 +307,6 @@ MUTATIONS = [
              test_read_index.test_a_new_leader_finds_the_seal_and_deletes_the_queue),
     Mutation("leftovers of a snapshot are not swept at a start", Groups, "_sweep", nothing),
 ]  # fmt: skip
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda mutation: mutation.name.replace(" ", "-"))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from quorum_queue.cluster import frames
@@ -14,14 +11,7 @@ from quorum_queue.raft.messages import COMMIT, Message, encode_message
 from tests.quorum_queue.cluster.scene import Scene
 
 #: It looks into the class.
-pytestmark = pytest.mark.pure
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = [pytest.mark.pure, pytest.mark.usefixtures("quiet")]
 
 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from quorum_queue.host import DELETED
@@ -15,15 +12,10 @@ from tests.quorum_queue.cluster.clients import message_id_of
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
+pytestmark = pytest.mark.usefixtures("quiet")
+
 #: More ticks than a read waits for.
 LATE_TICKS = REPLICATION.read_index_timeout_ms // TICK_MS + 2
-
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
 
 
 def lagging(scene: Scene) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 
+from tests import seeds
 from tests.quorum_queue.cluster import simulation
 from tests.quorum_queue.cluster.simulation import Simulation
+
+pytestmark = pytest.mark.usefixtures("quiet")
 
 SEEDS = 71
 PART = 10
@@ -17,20 +18,9 @@ PART = 10
 COUNTED = 61
 
 
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    """Nodes would log a lot about the faults here."""
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
-
-
 def run(seed: int) -> Simulation:
-    try:
+    with seeds.told_how(f"make sim KIND=queues SEED={seed}"):
         return simulation.run(seed)
-    except Exception as error:
-        error.add_note(f"make sim KIND=queues SEED={seed}")
-        raise
 
 
 @pytest.mark.parametrize("first", range(COUNTED, SEEDS, PART))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +18,7 @@ from tests.quorum_queue.cluster.network import OPEN
 from tests.quorum_queue.cluster.node import TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def lagging(scene: Scene, count: int = 30, size: int = 200) -> None:

@@ -4,9 +4,6 @@ that.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterator
-
 import pytest
 
 from quorum_queue.cluster.frames import LOST_HERE
@@ -24,12 +21,7 @@ from tests.quorum_queue.cluster.test_holes import (
     restart,
 )
 
-
-@pytest.fixture(autouse=True)
-def quiet() -> Iterator[None]:
-    logging.disable(logging.CRITICAL)
-    yield
-    logging.disable(logging.NOTSET)
+pytestmark = pytest.mark.usefixtures("quiet")
 
 
 def elections_failed(scene: Scene, names: str) -> None:

@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from quorum_queue.raft.messages import SNAPSHOT, TIMEOUT_NOW, VOTE_ANSWER, Message
+from tests import seeds
 from tests.quorum_queue.raft import simulation
 from tests.quorum_queue.raft.disk import Snapshot
 from tests.quorum_queue.raft.simulation import Simulation
@@ -18,11 +19,8 @@ PART = 100
 @pytest.mark.parametrize("first", range(0, SEEDS, PART))
 def test_the_core_keeps_its_promises_for_every_seed(first: int) -> None:
     for seed in range(first, first + PART):
-        try:
+        with seeds.told_how(f"python -m tests.quorum_queue.raft.simulation --seed {seed}"):
             simulation.run(seed)
-        except Exception as error:
-            error.add_note(f"python -m tests.quorum_queue.raft.simulation --seed {seed}")
-            raise
 
 
 def test_a_seed_is_a_run() -> None:
