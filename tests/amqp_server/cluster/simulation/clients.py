@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from random import Random
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pamqp import base, commands, header
 
@@ -66,6 +66,9 @@ ARGUMENTS: tuple[dict[str, Any], ...] = (
 
 class Client:
     """One session with one channel, at one node."""
+
+    #: The queues that it may declare, by their names.
+    kinds: ClassVar[Mapping[str, Kind]] = QUEUES
 
     def __init__(
         self, world: Cluster, node: SimulatedNode, number: int, vhost: str, *, transactional: bool = False
@@ -285,7 +288,7 @@ class Client:
     # -- what it does ----------------------------------------------------------------------------------------
 
     def declare(self, name: str) -> str:
-        kind = QUEUES[name.partition("/")[0]]
+        kind = self.kinds[name.partition("/")[0]]
         return self.ask(
             "declare", name,
             commands.Queue.Declare(
@@ -384,7 +387,7 @@ class Client:
         source = random.choice((*EXCHANGES, "amq.headers"))
         key, arguments = random.choice(("", "k")), _shuffled(random.choice(ARGUMENTS), random)
         if random.random() < 0.7:
-            to = random.choice(list(QUEUES))
+            to = random.choice(list(self.kinds))
             method: base.Frame = commands.Queue.Bind(
                 queue=to, exchange=source, routing_key=key, arguments=arguments
             )
@@ -456,8 +459,8 @@ class Client:
             return "waits for an answer"
         if (self.uncommitted or self.uncommitted_tags) and random.random() < 0.3:
             return self.commit() if random.random() < 0.8 else self.rollback()
-        name = random.choice(list(QUEUES))
-        there = [each for each in QUEUES if self.queue_id(each)]
+        name = random.choice(list(self.kinds))
+        there = [each for each in self.kinds if self.queue_id(each)]
         if there and random.random() < 0.85:
             name = random.choice(there) if action >= 0.20 else name
         if action < 0.20:

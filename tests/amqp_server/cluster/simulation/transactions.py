@@ -7,22 +7,15 @@ queue is free of parts that nobody has decided about (see Cluster.unrest).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import ClassVar
 
-from tests.amqp_server.cluster.simulation import clients
-from tests.amqp_server.cluster.simulation.clients import Client, Kind
+from tests.amqp_server.cluster.simulation.clients import QUEUES, Client, Kind
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.simulation import STEPS, Simulation
 from tests.seeds import main
 
-clients.QUEUES.setdefault(
-    "tight", Kind(x_queue_type="quorum", x_delivery_limit=-1, x_max_length=4, x_overflow="reject-publish")
-)
-clients.QUEUES.setdefault(
-    "tight classic", Kind(x_queue_type="classic", x_max_length=4, x_overflow="reject-publish")
-)
-clients.QUEUES.setdefault("stream", Kind(x_queue_type="stream"))
 #: Names of queues: what is before the slash is the kind.
 NAMES = (
     *("quorum/1", "quorum/2", "quorum/3", "wide", "tight"),
@@ -33,6 +26,15 @@ NAMES = (
 
 class Mover(Client):
     """Takes messages out of some queues and puts others into some."""
+
+    kinds: ClassVar[Mapping[str, Kind]] = {
+        **QUEUES,
+        "tight": Kind(
+            x_queue_type="quorum", x_delivery_limit=-1, x_max_length=4, x_overflow="reject-publish"
+        ),
+        "tight classic": Kind(x_queue_type="classic", x_max_length=4, x_overflow="reject-publish"),
+        "stream": Kind(x_queue_type="stream"),
+    }
 
     def act(self) -> str:
         random, action = self.random, self.random.random()
