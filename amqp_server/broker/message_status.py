@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 import msgspec
 
 from amqp_server.broker.access.http_permissions import AnswerAwaited
+from amqp_server.broker.reply import DirectTarget
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, PreconditionFailed
 from amqp_server.wire import content
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
@@ -246,45 +247,14 @@ class Asker(Protocol):
         """The name under which the permissions of the client are looked up."""
 
 
-class StatusTarget:
-    """Answers the questions of one channel. See queue.Target and quorum_queue.ports.Recipient."""
-
-    counts_bytes = False
-    wants_ids = False
-    records = False
-    in_journal = True
-    takes_parts = False
-    is_queue = False
-    deleted = False
+class StatusTarget(DirectTarget):
+    """Answers the questions of one channel."""
 
     def __init__(self, statuses: Statuses, vhost: VHost, client: Asker) -> None:
-        self.name = QUEUE
-        self.published = 0
-        self.pending: list[Any] = []
+        super().__init__(QUEUE, statuses.parts.turn)
         self._statuses = statuses
-        self._turn = statuses.parts.turn
         self._vhost = vhost
         self._client = client
-
-    @property
-    def host(self) -> StatusTarget:
-        return self
-
-    def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
-        return None
-
-    def submit(self, *commands: Any) -> None:
-        self.pending += commands
-        self._turn.schedule(self)
-
-    def barrier(self, done: Callable[..., None]) -> None:
-        done()
-
-    def hold(self) -> None:
-        """A question changes nothing."""
-
-    def unhold(self) -> None:
-        """It was not held."""
 
     def apply_pending(self) -> None:
         turn = self._turn

@@ -20,11 +20,8 @@ def home_of(token: str) -> str:
     return token[len(PSEUDO_QUEUE) + 1 :].partition(".")[2]
 
 
-class ReplyHost:
-    """Sends messages to the token directly to the consumer.
-
-    See queue.Target and quorum_queue.ports.Recipient.
-    """
+class DirectTarget:
+    """Takes messages without a queue. See queue.Target and quorum_queue.ports.Recipient."""
 
     counts_bytes = False
     wants_ids = False
@@ -32,19 +29,16 @@ class ReplyHost:
     in_journal = True
     takes_parts = False
     is_queue = False
+    deleted = False
 
-    def __init__(self, turn: Turn, sink: Sink, node: str) -> None:
-        self.name = f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}.{node}"
-        self.sink = sink
-        self._turn = turn
-        self.pending: list[Any] = []
-        #: True if the consumer has ended.
-        self.deleted = False
+    def __init__(self, name: str, turn: Turn) -> None:
+        self.name = name
         self.published = 0
-        self._holds = 0
+        self.pending: list[Any] = []
+        self._turn = turn
 
     @property
-    def host(self) -> ReplyHost:
+    def host(self) -> DirectTarget:
         return self
 
     def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
@@ -56,6 +50,27 @@ class ReplyHost:
 
     def barrier(self, done: Callable[..., None]) -> None:
         done()
+
+    def hold(self) -> None:
+        """What is submitted does not wait for the end of the transaction."""
+
+    def unhold(self) -> None:
+        """It was not held."""
+
+    def apply_pending(self) -> None:
+        raise NotImplementedError
+
+    def failed(self, error: Exception) -> None:
+        raise NotImplementedError
+
+
+class ReplyHost(DirectTarget):
+    """Sends messages to the token directly to the consumer. `deleted` is True when the consumer has ended."""
+
+    def __init__(self, turn: Turn, sink: Sink, node: str) -> None:
+        super().__init__(f"{PSEUDO_QUEUE}.g1h{secrets.token_hex(16)}.{node}", turn)
+        self.sink = sink
+        self._holds = 0
 
     def hold(self) -> None:
         self._holds += 1

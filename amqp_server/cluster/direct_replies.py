@@ -6,9 +6,9 @@ it is sent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
+from amqp_server.broker.reply import DirectTarget
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.ports import Links
 from quorum_queue.cluster.queues.deferred_host import cut
@@ -19,45 +19,14 @@ from quorum_queue.ports import Turn
 FRAME_BYTES = 1 << 20
 
 
-class RemoteReply:
-    """Stands for a queue's host, like ReplyHost on the client's own node. See broker.queue.Target."""
-
-    counts_bytes = False
-    wants_ids = False
-    records = False
-    in_journal = True
-    takes_parts = False
-    is_queue = False
-    deleted = False
+class RemoteReply(DirectTarget):
+    """Stands for a ReplyHost on the client's own node."""
 
     def __init__(self, turn: Turn, token: str, home: str, links: Links, node: str, incarnation: int) -> None:
-        self.name = token
-        self.published = 0
-        self._turn = turn
+        super().__init__(token, turn)
         self._home = home
         self._links = links
         self._from = (node, incarnation)
-        self.pending: list[Any] = []
-
-    @property
-    def host(self) -> RemoteReply:
-        return self
-
-    def begin_large(self, content: bytes, head: bytes, channel: int) -> None:
-        return None
-
-    def submit(self, *commands: Any) -> None:
-        self.pending += commands
-        self._turn.schedule(self)
-
-    def barrier(self, done: Callable[..., None]) -> None:
-        done()
-
-    def hold(self) -> None:
-        """The reply is sent at once: its client is on another node."""
-
-    def unhold(self) -> None:
-        """It was not held."""
 
     def apply_pending(self) -> None:
         pending, self.pending = self.pending, []
