@@ -218,6 +218,32 @@ FIRST_DEATH = "x-first-death-queue"
 MOVE_MAX = 10_000
 
 
+def _source(call: Call, vhost: str, name: str) -> Queue:
+    """Return the queue to move messages from. The user needs the same permissions as a client that consumes
+    from it and publishes by the default exchange.
+    """
+    _require_read(call, vhost, name)
+    call.require_own(vhost, "exchange", "", "write")
+    queue = call.broker.vhost(vhost).queues.get(name)
+    if queue is None:
+        raise not_found()
+    return queue
+
+
+async def _to_move(call: Call, queue: Queue, count: int | None) -> int:
+    """Return how many messages to move: those that are ready, with all that clients of any node have had
+    answers to, and `count` of them at most.
+    """
+    if count is not None and not 1 <= count <= MOVE_MAX:
+        raise bad_request(f"count must be 1 to {MOVE_MAX}")
+
+    def ask(told: Callable[[object], None]) -> None:
+        queue.host.catch_up(lambda *refused: told(refused))
+
+    await answers_of(call.broker.turn, ask, ANSWER_S)
+    return min(queue.host.ready_count, MOVE_MAX if count is None else count)
+
+
 class MoveRequest(msgspec.Struct):
     #: Queue in the same vhost.
     destination: str
@@ -231,18 +257,10 @@ async def move(call: Call) -> Any:
     """
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(MoveRequest)
-    # The user needs the same permissions as a client that consumes from the queue and publishes by the
-    # default exchange.
-    _require_read(call, vhost, name)
-    call.require_own(vhost, "exchange", "", "write")
-    queue = call.broker.vhost(vhost).queues.get(name)
-    if queue is None:
-        raise not_found()
+    queue = _source(call, vhost, name)
     if asked.destination == name:
         raise bad_request("destination is the queue itself")
-    if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
-        raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    count = min(await _ready(call, queue), MOVE_MAX if asked.count is None else asked.count)
+    count = await _to_move(call, queue, asked.count)
     moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
     return {"moved": moved, "refused": refused}
 
@@ -252,30 +270,14 @@ class RedriveRequest(msgspec.Struct):
     count: int | None = None
 
 
-async def _ready(call: Call, queue: Queue) -> int:
-    """Return how many messages are ready, with all that clients of any node have had answers to."""
-
-    def ask(told: Callable[[object], None]) -> None:
-        queue.host.catch_up(lambda *refused: told(refused))
-
-    await answers_of(call.broker.turn, ask, ANSWER_S)
-    return queue.host.ready_count
-
-
 async def redrive(call: Call) -> Any:
     """Move dead letters back to the queues in which they died first. Answer with the number of those, and of
     messages that stay: no dead letters, those whose queue is gone, and those that it refused.
     """
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(RedriveRequest)
-    _require_read(call, vhost, name)
-    call.require_own(vhost, "exchange", "", "write")
-    queue = call.broker.vhost(vhost).queues.get(name)
-    if queue is None:
-        raise not_found()
-    if asked.count is not None and not 1 <= asked.count <= MOVE_MAX:
-        raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    count = min(await _ready(call, queue), MOVE_MAX if asked.count is None else asked.count)
+    queue = _source(call, vhost, name)
+    count = await _to_move(call, queue, asked.count)
     moved, kept = await redrive_messages(call.parts, vhost, name, count)
     return {"moved": moved, "kept": kept}
 
