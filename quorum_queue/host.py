@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, Final, Literal
 
 from quorum_queue.empty import NO_DICT, NO_LIST
-from quorum_queue.machine.attributes import MAJORITY
+from quorum_queue.machine.attributes import ALL, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import READY, TransactionId
@@ -227,8 +227,12 @@ class QueueHost:
             done(READY if self.ended == "deleted" else Refused(self._ended_text))
             return
         token = self._token()
-        self.begin_asking().preparing[token] = done
+        self.begin_asking().preparing[token] = self._when_all(done) if level == ALL else done
         self.submit(("prepare", token, transaction, count, queues, level))
+
+    def _when_all(self, done: Callable[[int | Refused], None]) -> Callable[[int | Refused], None]:
+        """Return what answers when all members have a part of a transaction, where this host knows that."""
+        return done
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         self.seal_here(condition, done)
@@ -306,7 +310,7 @@ class QueueHost:
         if done is not None:
             done(count)
 
-    def _answer_prepare(self, token: int, outcome: int | Refused) -> None:
+    def answer_prepare(self, token: int, outcome: int | Refused) -> None:
         """Answer the transaction that waits for its part here."""
         done = self.asking.preparing.pop(token, None)
         if done is not None:

@@ -519,7 +519,7 @@ class LocalHost(DeadLettering):
         def stored() -> None:
             for token, _, outcome in prepared:
                 if token is not None:
-                    self._answer_prepare(token, outcome)
+                    self.answer_prepare(token, outcome)
             if resolved:
                 services.undecided.resolved(self.queue_id, resolved)
 

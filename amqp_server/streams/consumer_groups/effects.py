@@ -13,7 +13,8 @@ from amqp_server.streams.consumer_groups.stuck_members import MemberWatch
 from amqp_server.streams.consumer_groups.view import GroupView
 from quorum_queue.cluster.queues import events
 from quorum_queue.cluster.queues.guests import Guest
-from quorum_queue.cluster.queues.member_host import PREPARED_UNKNOWN, UNKNOWN
+from quorum_queue.cluster.queues.member_host import UNKNOWN
+from quorum_queue.cluster.queues.parts import UNKNOWN_PART, applied_parts
 from quorum_queue.consumer_groups.entries import CodecError
 from quorum_queue.consumer_groups.replica import Applied, GroupReplica
 from quorum_queue.errors import Unreadable
@@ -97,7 +98,7 @@ class GroupEffects(GroupView):
             elif verb == "move_unused":
                 self._requests.has_moved(key, _MOVED_UNKNOWN)
             elif verb == "prepare":
-                self._answer_prepare(key, PREPARED_UNKNOWN)
+                self.answer_prepare(key, UNKNOWN_PART)
             elif verb == "seal":
                 self._answer_seal(key, Sealed(SEALED, 0) if self.replica.sealed else UNKNOWN)
         for key, consumer in list(self._consumers.items()):
@@ -143,12 +144,7 @@ class GroupEffects(GroupView):
             self._requests.has_moved(token)
         for token, members in applied.in_use:
             self._requests.has_moved(token, InUse(members))
-        for token, outcome in applied.prepared:
-            self._answer_prepare(token, outcome)
-        if len(self.replica.parts):
-            self._services.undecided.has_parts(self)
-        if applied.resolved and self.group.is_leader:
-            self._services.undecided.resolved(self.queue_id, applied.resolved)
+        applied_parts(self, applied, self._services.undecided)
         for token, found in applied.seals:
             self._answer_seal(token, found)
         if number:
@@ -177,7 +173,7 @@ class GroupEffects(GroupView):
             elif verb in ("move", "move_unused"):
                 self._requests.has_moved(key, _MOVED_UNKNOWN)
             elif verb == "prepare":
-                self._answer_prepare(key, PREPARED_UNKNOWN)
+                self.answer_prepare(key, UNKNOWN_PART)
             elif verb == "seal":
                 self._answer_seal(key, UNKNOWN)
             elif verb == "get":

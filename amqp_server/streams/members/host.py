@@ -51,14 +51,14 @@ from quorum_queue.cluster import read_index
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.deferred_host import without_larger
 from quorum_queue.cluster.queues.guests import GuestOrigin
-from quorum_queue.cluster.queues.member_host import PREPARED_UNKNOWN, UNKNOWN, when_all_have_it
+from quorum_queue.cluster.queues.member_host import UNKNOWN
+from quorum_queue.cluster.queues.parts import UNKNOWN_PART, Prepared, applied_parts, when_all_have_it
 from quorum_queue.cluster.replica_group import Foresee
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import DELETED, MOVED
-from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
+from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.machine import ENQUEUES, Command
-from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Hosted, Preparing, Refused
@@ -192,12 +192,7 @@ class StreamMemberHost(MemberReaders):
             self._unknown_seals(applied.missed.stop - 1)
         if applied.taken:
             self._publishes.confirm(applied.taken)
-        for token, outcome in applied.prepared:
-            self._answer_prepare(token, outcome)
-        if len(self.replica.parts):
-            self._services.undecided.has_parts(self)
-        if applied.resolved and self.group.is_leader:
-            self._services.undecided.resolved(self.queue_id, applied.resolved)
+        applied_parts(self, applied, self._services.undecided)
         for token, found in applied.seals:
             self._answer_seal(token, found)
         if applied.numbers:
@@ -367,17 +362,8 @@ class StreamMemberHost(MemberReaders):
     def parts(self) -> StreamParts:
         return self.replica.parts
 
-    def prepare(
-        self,
-        transaction: TransactionId,
-        count: int,
-        queues: list[int],
-        done: Callable[[int | Refused], None],
-        level: int = MAJORITY,
-    ) -> None:
-        if level == ALL:
-            done = partial(when_all_have_it, self, done)
-        super().prepare(transaction, count, queues, done, level)
+    def _when_all(self, done: Prepared) -> Prepared:
+        return when_all_have_it(self, done)
 
     def _step_of_part(self, command: Command) -> None:
         verb = command[0]
@@ -402,7 +388,7 @@ class StreamMemberHost(MemberReaders):
         """
         while self._seals_sent and self._seals_sent[0][0] <= number:
             token = self._seals_sent.pop(0)[1]
-            self._answer_prepare(token, PREPARED_UNKNOWN)
+            self.answer_prepare(token, UNKNOWN_PART)
             self._answer_seal(token, Sealed(SEALED, 0) if self.replica.sealed else UNKNOWN)
 
     def _passed(self, number: int) -> None:

@@ -20,6 +20,7 @@ from quorum_queue.cluster.queues import contents, dead_letters
 from quorum_queue.cluster.queues.body_prefetch import DeliveryWarming, LetterWarming, spans
 from quorum_queue.cluster.queues.dead_letters_on_close import LastLetters
 from quorum_queue.cluster.queues.deferred_host import DeferredHost, cut, without_larger
+from quorum_queue.cluster.queues.parts import UNKNOWN_PART, Prepared, applied_parts, when_all_have_it
 from quorum_queue.cluster.replica_group import Foresee, Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.snapshots import state_of
@@ -29,12 +30,12 @@ from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import replicated, versions
-from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
+from quorum_queue.machine.attributes import LEADER
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
-from quorum_queue.machine.parts import Parts, TransactionId
+from quorum_queue.machine.parts import Parts
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
@@ -48,8 +49,6 @@ logger = logging.getLogger("mqd.quorum_queue")
 
 #: Answer to a client whose seal may have been applied or not.
 UNKNOWN = Refused("it is not known whether the queue met the condition; try again")
-#: Answer to a transaction whose part may be here or not: it is rolled back.
-PREPARED_UNKNOWN = Refused("it is not known whether the queue took its part of the transaction; try again")
 
 
 class GroupHost(DeferredHost):
@@ -231,17 +230,8 @@ class GroupHost(DeferredHost):
         if wanted != present:
             self.submit(("configure", wanted))
 
-    def prepare(
-        self,
-        transaction: TransactionId,
-        count: int,
-        queues: list[int],
-        done: Callable[[int | Refused], None],
-        level: int = MAJORITY,
-    ) -> None:
-        if level == ALL:
-            done = partial(when_all_have_it, self, done)
-        super().prepare(transaction, count, queues, done, level)
+    def _when_all(self, done: Prepared) -> Prepared:
+        return when_all_have_it(self, done)
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         if self.replica.machine.version >= versions.SEALS:
@@ -484,7 +474,7 @@ class GroupHost(DeferredHost):
             if verb == "purge":
                 self._purged(key, 0)
             elif verb == "prepare":
-                self._answer_prepare(key, PREPARED_UNKNOWN)
+                self.answer_prepare(key, UNKNOWN_PART)
             elif verb == "seal":
                 self._answer_seal(key, Sealed(SEALED, 0) if self.replica.machine.sealed else UNKNOWN)
         for key in list(self.asking.getting):
@@ -622,10 +612,7 @@ class GroupHost(DeferredHost):
             self._got(key[2:], None)
         for token, count in applied.purged:
             self._purged(token, count)
-        for token, outcome in applied.prepared:
-            self._answer_prepare(token, outcome)
-        if len(self.replica.machine.parts):
-            self.services.undecided.has_parts(self)
+        applied_parts(self, applied, self.services.undecided)
         for token, found in applied.seals:
             self._answer_seal(token, found)
         if applied.consumers_gone:
@@ -652,7 +639,7 @@ class GroupHost(DeferredHost):
             if verb == "purge":
                 self._purged(key, 0)
             elif verb == "prepare":
-                self._answer_prepare(key, PREPARED_UNKNOWN)
+                self.answer_prepare(key, UNKNOWN_PART)
             elif verb == "seal":
                 self._answer_seal(key, UNKNOWN)
             elif verb == "get":
@@ -694,8 +681,6 @@ class GroupHost(DeferredHost):
             self.queue.renew()
         if applied.sealed:
             self._delete_sealed()
-        if applied.resolved:
-            self.services.undecided.resolved(self.queue_id, applied.resolved)
         if self._gone_after:
             self._look_for_gone(applied.index)
 
@@ -809,28 +794,6 @@ class GroupHost(DeferredHost):
             known = incarnations.get(node, incarnation)
             if known is None or known > incarnation or node not in members:
                 self.submit(("node_down", node, incarnation))
-
-
-class _AllHaveIt:
-    """Waits like a publisher until all members have the part of a transaction."""
-
-    def __init__(self, done: Callable[[int | Refused], None], outcome: int) -> None:
-        self._done = done
-        self._outcome = outcome
-
-    def confirmed(self, first: int, last: int) -> None:
-        self._done(self._outcome)
-
-    def refused(self, first: int, last: int) -> None:
-        self._done(PREPARED_UNKNOWN)
-
-
-def when_all_have_it(host: Any, done: Callable[[int | Refused], None], outcome: int | Refused) -> None:
-    """Answer a transaction when all members in reach have its part."""
-    if isinstance(outcome, Refused):
-        done(outcome)
-    else:
-        host.group.when_all(host.replica.applied, _AllHaveIt(done, outcome), 1, 1)
 
 
 def _nothing() -> None: ...

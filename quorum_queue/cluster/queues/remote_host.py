@@ -312,7 +312,7 @@ class RemoteHost(DeferredHost):
             elif kind == events.PURGED:
                 self._purged(event[1], event[2])
             elif kind == events.PREPARED:
-                self._answer_prepare(event[1], MOVED if event[2] == events.UNKNOWN else event[2])
+                self.answer_prepare(event[1], MOVED if event[2] == events.UNKNOWN else event[2])
             elif kind == events.STATUS:
                 looked = self.asking.looking.pop(event[1], None)
                 if looked is not None:

@@ -8,6 +8,7 @@ import pytest
 
 from quorum_queue.cluster import frames
 from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
+from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.clients import Publisher
 from tests.quorum_queue.cluster.scene import Scene, sync
 
@@ -241,6 +242,26 @@ def test_who_waits_for_all_is_answered_when_the_queue_goes(deleted: bool) -> Non
         host._refuse_publishes()
         assert len(publisher.refusals) == 1
     assert waiting(publisher) == [0]
+
+
+@pytest.mark.parametrize("deleted", [True, False], ids=["deleted", "moved"])
+def test_a_transaction_that_waits_for_all_is_answered_when_the_queue_goes(deleted: bool) -> None:
+    """What it sent to a queue that is deleted is lost with the queue."""
+    scene = Scene()
+    scene.raise_version()
+    hold(scene, "b", "c")
+    answers: list[int | Refused] = []
+    host = scene.host("a")
+    host.prepare(("a", 1, 1), 0, [1], answers.append, ALL)
+    scene.nodes["a"].end_turn()
+    assert not answers
+    if deleted:
+        scene.ledger.deleted = True
+        host.close()
+    else:
+        scene.nodes["a"].turn.run(host.hand_over, host.queue.host)
+    scene.nodes["a"].end_turn()
+    assert [isinstance(answer, Refused) for answer in answers] == [not deleted]
 
 
 def test_frames_of_confirm_levels_are_read_as_written() -> None:
