@@ -697,7 +697,7 @@ class Machine:
 
     # -- settling --------------------------------------------------------------------------------------------
 
-    def _take(self, command: Command) -> list[Run]:
+    def _take(self, command: Command, effects: Effects) -> list[Run]:
         """Take deliveries from the consumer that holds them."""
         _, key, low, high = command
         consumer = self.consumers.by_key.get(key)
@@ -705,6 +705,9 @@ class Machine:
             return []
         if self.frozen.active:
             self.frozen.keep_consumer(consumer)
+        if high >= consumer.next_id:
+            # Who leaves gives back what this batch delivers, too.
+            _own_contents(effects)
         runs = consumer.checkout.take(low, high)
         self._taken(consumer, runs)
         return runs
@@ -723,7 +726,7 @@ class Machine:
             self.consumers.by_key.pop(consumer.key, None)
 
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
-        runs = self._take(command)
+        runs = self._take(command, effects)
         effects.settled += runs
         if self.record is not None:
             for run in runs:
@@ -732,10 +735,10 @@ class Machine:
             effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(meta, self._take(command), effects, failed=False)
+        self._give_back(meta, self._take(command, effects), effects, failed=False)
 
     def _fail(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(meta, self._take(command), effects, failed=True)
+        self._give_back(meta, self._take(command, effects), effects, failed=True)
 
     def _give_back(self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool) -> None:
         """Take messages back from a consumer, for others or to wait."""
@@ -779,7 +782,7 @@ class Machine:
         self.delayed.add(due_ms, run)
 
     def _reject(self, meta: Meta, command: Command, effects: Effects) -> None:
-        for run in self._take(command):
+        for run in self._take(command, effects):
             self._discard(run, "rejected", effects)
 
     def _discard(self, run: Run, reason: Reason, effects: Effects, limit: int = 0) -> None:
@@ -816,6 +819,7 @@ class Machine:
     def _lose(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Remove messages whose bodies are lost, wherever they are: they cannot be delivered."""
         _, low, high = command
+        _own_contents(effects)
         lost = self.ready.take_positions(low, high)
         if self.delayed.count:
             lost += self.delayed.take_positions(low, high)
@@ -853,7 +857,7 @@ class Machine:
         effects.pended.append(transaction)
         verb = inner[0]
         if verb not in ENQUEUES:
-            runs = self._take(inner)
+            runs = self._take(inner, effects)
             part.add_settled(verb, runs)
             count = 0
             for run in runs:
@@ -1176,8 +1180,8 @@ def _as_delivered(run: Run) -> Run:
     """Return a copy of the run for the effect: later commands cut the machine's own run, or join others to
     it.
 
-    Contents are shared nevertheless: if they are in memory, no command settles messages that the same batch
-    delivers.
+    Contents are shared nevertheless: hardly a command takes messages that the same batch delivers, and then
+    `_own_contents` comes first.
     """
     copy = Run(run.seqs, run.contents, run.head, run.attributes, run.expires_at, run.size)
     if run.sizes is not None:
@@ -1190,6 +1194,13 @@ def _as_delivered(run: Run) -> Run:
         copy.deadlines = run.deadlines[:]
     copy.redelivered, copy.attempts, copy.acquired = run.redelivered, run.attempts, run.acquired
     return copy
+
+
+def _own_contents(effects: Effects) -> None:
+    """Let the effects of this batch share no contents: messages that it delivers are taken from consumers."""
+    for _, run, _ in effects.deliveries:
+        if run.contents is not None:
+            run.contents = run.contents.copy()
 
 
 def _as_accepted(run: Run) -> Run:

@@ -113,6 +113,9 @@ class ListModel:
         row.state, row.reason, row.changed = state, reason, self.now
         if consumer is not None:
             row.consumer, row.deliveries = consumer, row.deliveries + 1
+        elif state == "dead-lettered":
+            # Where it went takes the place of who had it.
+            row.consumer = None
 
     # -- publishing
 
@@ -127,11 +130,17 @@ class ListModel:
         message_ids = dict(zip(numbers, ids or [b""] * len(numbers), strict=True))
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
+            came = False
             for number, content in zip(numbers, contents, strict=True):
-                if self.is_full(len(content) - attributes.overhead):
+                size = len(content) - attributes.overhead
+                if came and self.is_full(size):
+                    # What fits comes at once, and then consumers take from it.
+                    self.assign()
+                    came = False
+                if self.is_full(size):
                     self.outcome.refused.append(number)
                     over = (
-                        self.settings.max_length is not None and len(self.ready) >= self.settings.max_length
+                        self.settings.max_length is not None and self.kept_count >= self.settings.max_length
                     )
                     lettered = self.settings.overflow == "reject-publish-dlx" and self.settings.dead_letter
                     self.refused.append(
@@ -146,6 +155,8 @@ class ListModel:
                         self.outcome.dead_letters.append((content, "maxlen"))
                     continue
                 self.accept(number, content, head, attributes, message_ids[number])
+                came = True
+            if came:
                 self.assign()
             return
         for number, content in zip(numbers, contents, strict=True):
@@ -181,6 +192,13 @@ class ListModel:
         while self.delayed and self.delayed[0][0] <= self.now:
             self.come_back(self.delayed.pop(0)[2])
 
+    def end_batch(self) -> None:
+        """What waited until now comes first, and what no consumer takes counts in the limits."""
+        self.end_waits()
+        self.assign()
+        if self.settings.overflow == "drop-head":
+            self.drop_over_limit()
+
     def wait_of(self, message: Message, failed: bool) -> int:
         settings = self.settings
         if settings.retry_type not in ("all", "failed" if failed else "returned"):
@@ -213,7 +231,7 @@ class ListModel:
             (length is not None and self.kept_count > length)
             or (size is not None and self.ready_bytes > size)
         ):
-            over = length is not None and len(self.ready) > length
+            over = length is not None and self.kept_count > length
             self.drop(self.ready[0], "maxlen", "max-length" if over else "max-length-bytes")
 
     # -- handing out
