@@ -22,8 +22,8 @@ from amqp_server.channel.window import ChannelWindow
 from amqp_server.errors import AccessRefused, PreconditionFailed
 from amqp_server.wire.frames import method_frame
 from amqp_server.wire.intake import Segment
-from quorum_queue.cluster.queues.guests import ALL_IDS
 from quorum_queue.machine import versions
+from quorum_queue.machine.consumers import leaving
 from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
@@ -114,29 +114,27 @@ class Channel:
         return publish_in_parts(segment)
 
     def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
-        config = self.connection.config
-        error: PreconditionFailed | None = None
         try:
             transaction.check_producer()
             transaction.add(segment)
-        except PreconditionFailed as refused:
-            error = refused
-        if error is not None:
-            pass
-        elif transaction.published_bytes > config.tx_bytes_max:
-            error = PreconditionFailed(
+            self._check_size(transaction)
+        except PreconditionFailed as error:
+            self.connection.close_channel(self, error, _PUBLISH)
+
+    def _check_size(self, transaction: Transaction) -> None:
+        config = self.connection.config
+        if transaction.published_bytes > config.tx_bytes_max:
+            raise PreconditionFailed(
                 f"the transaction has more than {config.tx_bytes_max} bytes of messages (tx_bytes_max): commit "
                 "more often"
             )
-        elif transaction.part_count > config.tx_parts_max:
-            error = self._too_large()
-        elif self.connection.incoming.unfinished.bytes > config.unfinished_bytes_max:
-            error = PreconditionFailed(
+        if transaction.part_count > config.tx_parts_max:
+            raise self._too_large()
+        if self.connection.incoming.unfinished.bytes > config.unfinished_bytes_max:
+            raise PreconditionFailed(
                 f"the connection has more than {config.unfinished_bytes_max} bytes of unfinished messages: "
                 "transactions without a commit, and messages without their last frame (unfinished_bytes_max)"
             )
-        if error is not None:
-            self.connection.close_channel(self, error, _PUBLISH)
 
     def _too_large(self) -> PreconditionFailed:
         return PreconditionFailed(
@@ -316,9 +314,7 @@ class Channel:
         known = self.subscriptions.get(subscription.tag) is subscription
         self.forget(subscription)
         key = subscription.key
-        subscription.queue.host.submit(
-            ("pause", key, True), ("return", key, 0, ALL_IDS), ("detach", key, True)
-        )
+        subscription.queue.host.submit(*leaving(key))
         if known and subscription.attached:
             self.cancelled_by_broker(subscription)
         return True

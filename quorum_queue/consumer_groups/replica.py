@@ -33,6 +33,7 @@ from quorum_queue.consumer_groups.entries import (
 from quorum_queue.consumer_groups.group import Group, Member, Portion
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
 from quorum_queue.consumer_groups.parts import GroupPart, GroupParts
+from quorum_queue.machine.consumers import ALL_IDS
 from quorum_queue.machine.effects import GONE, Reason
 from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
@@ -40,8 +41,6 @@ from quorum_queue.machine.seal import SEALED, Sealed, outcome
 #: Messages that may be on their way to one member, which reports after each half of that. The same on all
 #: nodes, because it affects the state.
 AHEAD_MAX = 4096
-#: Higher than any delivery id.
-_ALL_IDS = 1 << 62
 
 
 class Handed(NamedTuple):
@@ -353,7 +352,7 @@ class GroupReplica:
         """
         member = self.group.find(key)
         if member is not None:
-            self.group.give_back(key, member.sent, _ALL_IDS, seen=False)
+            self.group.give_back(key, member.sent, ALL_IDS, seen=False)
             self._applied.handed = [each for each in self._applied.handed if each.key != key]
         self._detach(key, gone=gone)
 

@@ -10,6 +10,8 @@ from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.run import Run
 
 UNLIMITED: Final = 1 << 62
+#: Higher than any delivery id.
+ALL_IDS: Final = 1 << 62
 
 
 class Keeper:
@@ -406,3 +408,8 @@ class Consumers:
         group = self._group_of(consumer)
         if group is not None and len(group.consumers) > 1:
             group.served(consumer)
+
+
+def leaving(key: tuple[Any, ...]) -> tuple[tuple[Any, ...], ...]:
+    """Return the commands that end a consumer without its deliveries counting as failed."""
+    return ("pause", key, True), ("return", key, 0, ALL_IDS), ("detach", key, True)

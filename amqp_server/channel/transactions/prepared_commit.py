@@ -179,7 +179,7 @@ class PreparedCommit:
     def _prepare(self) -> None:
         """All parts are on their way: ask the queues whether they take them."""
         if self.refused:
-            self._end(committed=False)
+            self._roll_back()
             return
         self._left = len(self._takers)
         if not self._left:
@@ -205,7 +205,7 @@ class PreparedCommit:
             if self._left:
                 return
             if self.refused or self._unavailable is not None:
-                self._end(committed=False)
+                self._roll_back()
             elif not queues:
                 self._committed()
             else:
@@ -230,7 +230,7 @@ class PreparedCommit:
             self._unavailable = Refused(
                 "the transaction was rolled back: its decision took too long, or an operator has aborted it"
             )
-            self._end(committed=False)
+            self._roll_back()
 
     def _resolve(self, *, committed: bool) -> None:
         for taker in self._takers.values():
@@ -252,11 +252,11 @@ class PreparedCommit:
             reply()
         self._done()
 
-    def _end(self, *, committed: bool) -> None:
+    def _roll_back(self) -> None:
         """Nothing of it is done. The client holds its deliveries again; they go back with its channel."""
         self._coordinator.end(self._id)
         self._under_way.committed(self._id)
-        self._resolve(committed=committed)
+        self._resolve(committed=False)
         acked = [piece for _, pieces in self._settlements for piece in pieces]
         for _ in self._channel.unacked.restore_in_parts(acked):
             pass

@@ -20,7 +20,7 @@ from quorum_queue.cluster.queues.events import Events
 from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
-from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.consumers import Consumer, leaving
 from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.record.states import (
@@ -36,8 +36,6 @@ Key = tuple[Any, ...]
 #: Unsent bytes to a node above which its consumers get nothing, and below which they resume.
 HIGH_BYTES = 16 << 20
 LOW_BYTES = 4 << 20
-#: Higher than any delivery id.
-ALL_IDS = 1 << 62
 
 
 class GatheringTurn(Protocol):
@@ -263,7 +261,7 @@ class Guests:
                 continue
             for key in guest.keys:
                 # A link that is down is no failure of its deliveries.
-                host.submit(("pause", key, True), ("return", key, 0, ALL_IDS), ("detach", key, True))
+                host.submit(*leaving(key))
             yield
 
 

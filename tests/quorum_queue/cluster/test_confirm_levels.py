@@ -259,7 +259,7 @@ def test_a_transaction_that_waits_for_all_is_answered_when_the_queue_goes(delete
         scene.ledger.deleted = True
         host.close()
     else:
-        scene.nodes["a"].turn.run(host.hand_over, host.queue.host)
+        scene.nodes["a"].turn.run(host.hand_over, scene.nodes["a"].queues[scene.name].host)
     scene.nodes["a"].end_turn()
     assert [isinstance(answer, Refused) for answer in answers] == [not deleted]
 
