@@ -114,6 +114,8 @@ INTERPRETED = {
     "amqp_server/broker/in_parts/host_parts.py",
     # Its fields have the types of modules that are imported for their types only.
     "amqp_server/broker/topology/parts.py",
+    # Classes that are not compiled inherit from it.
+    "amqp_server/broker/reply.py",
     # Compiled code would not see that what a container does is overridden.
     "quorum_queue/empty.py",
     # Seldom run, and long.
