@@ -11,6 +11,8 @@ from quorum_queue.machine.attributes import ALL, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import READY, TransactionId
+from quorum_queue.machine.peeking import Seen
+from quorum_queue.machine.ready import Place
 from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
@@ -18,12 +20,14 @@ from quorum_queue.message_status.answers import NO_RECORD
 from quorum_queue.ports import EXCLUSIVE, Got, Hosted, KeptParts, Order, Preparing, Refused, Turn
 
 Key = tuple[Any, ...]
+Peeked = Callable[[list[Seen] | Refused], None]
 
 #: A host serves its queue ("") until the queue is deleted, is served by another host, or fails here.
 Ended = Literal["", "deleted", "moved", "failed"]
 
 DELETED = Refused("the queue was deleted")
 MOVED = Refused("the queue has moved; try again")
+NOT_HERE = Refused("the messages of the queue are not on this node")
 _ENDED_TEXTS = {
     "deleted": DELETED.text,
     "moved": MOVED.text,
@@ -84,6 +88,7 @@ class QueueHost:
     takes_parts = False
     is_queue = True
     parts_have_acks = True
+    peeks = False
 
     def __init__(self, queue: Hosted, turn: Turn) -> None:
         #: The topology's queue.
@@ -285,6 +290,10 @@ class QueueHost:
     def message_status(self, message_id: bytes, done: Callable[[Found | Refused], None]) -> None:
         """Look what became of a message, after everything that any client has had answers to."""
         done(NO_RECORD)
+
+    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
+        """See quorum_queue.ports.Host."""
+        done(Refused(self._ended_text) if self.ended else NOT_HERE)
 
     # -- answers ---------------------------------------------------------------------------------------------
 

@@ -115,6 +115,7 @@ class LocalHost(DeadLettering):
 
     shares_windows = True
     takes_parts = True
+    peeks = True
 
     def __init__(
         self,

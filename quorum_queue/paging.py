@@ -8,13 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.empty import NO_LIST
-from quorum_queue.host import QueueHost
+from quorum_queue.host import Peeked, QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
-from quorum_queue.machine.ready import Level
+from quorum_queue.machine.peeking import Seen, peek
+from quorum_queue.machine.ready import Level, Place
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
+from quorum_queue.ports import Refused
 from quorum_queue.unsent_bytes import LARGE_BYTES
 
 if TYPE_CHECKING:
@@ -304,6 +306,42 @@ class Paging(QueueHost):
         if len(found) < len(wanted):
             self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
         return found
+
+    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
+        """See quorum_queue.ports.Host."""
+
+        waits = 0
+
+        def begin(*why: Refused) -> None:
+            nonlocal waits
+            if why or self.ended:
+                done(why[0] if why else Refused(self._ended_text))
+                return
+            found = peek(self.machine.ready, behind, count, size)
+            missing = [run for _, run in found if run.contents is None]
+            waits = self._ask(missing, came) if missing else 0
+            if not waits:
+                done(list(self._with_bodies(found)))
+
+        def came() -> None:
+            nonlocal waits
+            waits -= 1
+            if self.ended:
+                done(Refused(self._ended_text))
+            elif not waits:
+                # Some messages may be gone meanwhile.
+                done(list(self._with_bodies(peek(self.machine.ready, behind, count, size))))
+
+        self.barrier(begin)
+
+    def _with_bodies(self, found: list[Seen]) -> Iterator[Seen]:
+        for level, run in found:
+            if run.contents is not None or self._load(run, keep=False):
+                yield Seen(level, run)
+            else:
+                for _, part in self._what_is_left(run):
+                    yield Seen(level, part)
+                self._turn.schedule(self)
 
     def _lose(self, seqs: list[int], fault: str) -> None:
         """Log lost messages, once, and continue without them."""

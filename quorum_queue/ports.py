@@ -11,6 +11,8 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import TransactionId
+from quorum_queue.machine.peeking import Seen
+from quorum_queue.machine.ready import Place
 from quorum_queue.machine.record.states import (
     Found,
 )
@@ -485,6 +487,16 @@ class Host(Recipient, Protocol):
     def message_status(self, message_id: bytes, done: Callable[[Found | Refused], None]) -> None:
         """Look what became of a message, after everything that clients of any node have had answers to;
         `done(Refused)` if the queue keeps no record, or if nobody can know now.
+        """
+
+    #: True if `peek` works here: the machine with the messages is on this node.
+    peeks: bool
+
+    def peek(
+        self, behind: Place, count: int, size: int, done: Callable[[list[Seen] | Refused], None]
+    ) -> None:
+        """Give copies of ready messages behind a place with their contents, at most `count` of them with
+        `size` bytes together, after everything that clients of any node have had answers to. Nothing changes.
         """
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:

@@ -16,7 +16,7 @@ import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
-from urllib.parse import urlsplit
+from urllib.parse import parse_qsl, urlsplit
 
 import click
 import msgspec
@@ -26,9 +26,9 @@ import yaml
 from amqp_server import backup
 from amqp_server.config import Config
 from amqp_server.management.serving.endpoints import ENDPOINTS
-from amqp_server.management.serving.openapi import body_of
-from amqp_server.mqctl import lists, users
+from amqp_server.management.serving.openapi import body_of, query_of
 from amqp_server.mqctl.command import Invocation, mqctl
+from amqp_server.mqctl.commands import lists, users
 from amqp_server.mqctl.main import COMMANDS
 from amqp_server.startup.options import Reread, command_line
 from conformance_tests.patience import PATIENCE_S
@@ -341,13 +341,21 @@ def check_json(block: Block) -> None:
 
 
 def check_http(block: Block) -> None:
-    """Check lines of METHOD PATH BODY; indented lines are the answer."""
+    """Check lines of METHOD PATH BODY, or GET PATH?QUERY; indented lines are the answer."""
     for line in block.text.splitlines():
         if line.startswith(" "):
             json.loads(line)
             continue
-        method, path, body = line.split(maxsplit=2)
+        method, path, *rest = line.split(maxsplit=2)
+        path, _, query = path.partition("?")
         (endpoint,) = (each for each in ENDPOINTS if (each.method, each.path) == (method, path))
+        if not rest:
+            asked = query_of(endpoint.handler)
+            assert asked is not None
+            if not dict(parse_qsl(query, strict_parsing=True)).keys() <= {*asked.__struct_fields__}:
+                raise Wrong(f"fields of the query that nobody reads: {query}")
+            continue
+        (body,) = rest
         kind = body_of(endpoint.handler)
         assert kind is not None
         told = msgspec.json.decode(body, type=kind)
@@ -429,6 +437,7 @@ def test_blocks_are_right() -> None:
         ("yaml", "a: [1"),
         ("json", "{'a': 1}"),
         ("http", 'POST /api/queues/{vhost}/{name}/move {"to": "other"}'),
+        ("http", "GET /api/queues/{vhost}/{name}/peek?from=1"),
         ("", "anything"),
     ],
 )

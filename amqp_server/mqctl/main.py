@@ -8,13 +8,16 @@ from typing import NoReturn
 
 import click
 
-from amqp_server.mqctl import (
+from amqp_server.mqctl.client import USAGE, Failure
+from amqp_server.mqctl.command import mqctl
+from amqp_server.mqctl.commands import (
     cluster,
     completion,
     definitions,
     diagnostics,
     explain,
     lists,
+    messages,
     node,
     operating,
     parameters,
@@ -23,8 +26,6 @@ from amqp_server.mqctl import (
     topology,
     users,
 )
-from amqp_server.mqctl.client import USAGE, Failure
-from amqp_server.mqctl.command import mqctl
 from amqp_server.spelling import unknown
 
 #: The modules whose commands are part of `mqctl`; their import registers the commands.
@@ -35,6 +36,7 @@ COMMANDS = (
     diagnostics,
     explain,
     lists,
+    messages,
     node,
     operating,
     parameters,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from amqp_server.management.serving.endpoints import ANYBODY, ENDPOINTS, Endpoint
-from amqp_server.management.serving.openapi import LISTING, REFUSALS, document, lists, switches
+from amqp_server.management.serving.openapi import LISTING, REFUSALS, document, lists, query_of, switches
 from amqp_server.reference.markdown import cell, code, head, prose, table
 
 #: By the first part of the path.
@@ -75,8 +75,16 @@ def _cells(endpoint: Endpoint, told: dict[str, Any]) -> list[str]:
     who = endpoint.who if endpoint.who != ANYBODY else "anybody"
     asked = ["*list*"] if lists(endpoint) else []
     asked += [f"`?{name}`" for name in switches(endpoint)]
+    if query_of(endpoint.handler) is not None:
+        parameters = told["paths"][endpoint.path][endpoint.method.lower()]["parameters"]
+        schemas = told["components"]["schemas"]
+        asked += [
+            f"{code(each['name'])} {_type(each['schema'], schemas)}"
+            for each in parameters
+            if each.get("in") == "query"
+        ]
     body = _body(endpoint, told)
-    return [code(endpoint.path), who, ", ".join(asked), body]
+    return [code(endpoint.path), who, cell("; ".join(asked)), body]
 
 
 def _body(endpoint: Endpoint, told: dict[str, Any]) -> str:

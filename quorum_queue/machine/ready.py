@@ -9,12 +9,12 @@ returned messages, in the order of their return: as in RabbitMQ, they have no pr
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
 from itertools import chain, islice
 from operator import attrgetter
-from typing import Final
+from typing import Final, NamedTuple
 
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.attributes import RANK_PLAIN, RANK_RETURNED, rank_of
@@ -27,6 +27,19 @@ PACKED_BEHIND: Final = 4
 LOOKS_MAX: Final = 4096
 
 _by_position = attrgetter("seqs.start")
+
+
+class Place(NamedTuple):
+    """The place of a ready message in the order of delivery."""
+
+    #: Its priority, or its rank if the queue has strict priorities.
+    level: int
+    #: Its sequence number.
+    position: int
+
+
+#: Before all messages.
+HEAD: Final = Place(1 << 31, 0)
 
 
 class Level:
@@ -194,6 +207,28 @@ class Level:
         # Otherwise its bodies would stay in memory after the ack, until another message comes.
         self.forget_gone()
         return run
+
+    def behind(self, position: int) -> Iterator[tuple[Run, int]]:
+        """Yield the runs with messages behind this position, each with the index of the first of them."""
+        for runs in (self.returned, self.main):
+            at = bisect_right(runs, position, key=_last)
+            for run in islice(runs, at, None):
+                yield run, run.within(0, position)[1]
+
+    def behind_returned(self, position: int) -> Iterator[tuple[Run, int]]:
+        """As `behind`, of messages in the order of their return. If the one at this position is gone, so are
+        those before it.
+        """
+        runs = list(self.returned)
+        for at, run in enumerate(runs):
+            if position in run.seqs:
+                stop = run.within(0, position)[1]
+                if stop < len(run.seqs):
+                    yield run, stop
+                del runs[: at + 1]
+                break
+        for run in runs:
+            yield run, 0
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions out of both lists."""
@@ -373,6 +408,19 @@ class Ready:
         for level in reversed(self.levels):
             yield from level.returned
             yield from level.main
+
+    def behind(self, place: Place) -> Iterator[tuple[int, Run, int]]:
+        """Yield the runs behind a message that was seen before, in the order of delivery: the number of the
+        level, the run, and the index of the first message in it that is meant.
+        """
+        levels = self._by_rank.items() if self.strict else enumerate(self.levels)
+        for number, level in sorted(levels, reverse=True):
+            if number > place.level:
+                continue
+            position = place.position if number == place.level else 0
+            in_order = not self.strict or number != RANK_RETURNED
+            for run, first in level.behind(position) if in_order else level.behind_returned(position):
+                yield number, run, first
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions."""

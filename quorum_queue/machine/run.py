@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
+from copy import copy
 from typing import Any, Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
@@ -183,6 +184,14 @@ class Run:
     def part(self, start: int, stop: int) -> Run:
         """Return a copy of some messages."""
         return self._part(slice(start, stop))
+
+    def seen(self, start: int, stop: int) -> Run:
+        """As `part`, but this run stays as it is, packed or not."""
+        run = self
+        if self.packed is not None:
+            run = copy(self)
+            run.unpack()
+        return run.part(start, stop)
 
     def _part(self, which: slice) -> Run:
         if self.packed is not None:

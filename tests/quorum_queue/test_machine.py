@@ -21,6 +21,8 @@ from hypothesis.stateful import (
 from quorum_queue.machine.consumers import ALL_IDS, Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.ready import HEAD
 from quorum_queue.machine.record import blocks
 from quorum_queue.machine.record.record import COPIES_MAX, MessageRecord
 from quorum_queue.machine.record.states import REASONS, STATES
@@ -349,6 +351,7 @@ class MachineComparison(RuleBasedStateMachine):
         machine, model = self.machine, self.model
         ready = plain(machine.ready.runs())
         assert ready == [plain_of(message) for message in model.ready]
+        assert plain(self.peeked()) == ready
         waiting = [(due, message) for due, run in machine.delayed.items() for message in plain([run])]
         assert waiting == [(due, plain_of(message)) for due, _, message in model.delayed]
         assert (machine.ready.count, machine.delayed.count) == (len(model.ready), len(waiting))
@@ -390,6 +393,17 @@ class MachineComparison(RuleBasedStateMachine):
         if machine.record is not None:
             recent = [row.message_id for row in list(model.rows.values())[-6:]]
             self.compare_record(machine.record, set(recent))
+
+    def peeked(self) -> list[Run]:
+        """Look at all ready messages, a few at a time."""
+        found: list[Run] = []
+        place = HEAD
+        while page := peek(self.machine.ready, place, 3, 12):
+            assert 1 <= sum(len(seen.run.seqs) for seen in page) <= 3
+            assert len(page) == len(page[0].run.seqs) == 1 or sum(seen.run.size for seen in page) <= 12
+            found += [seen.run for seen in page]
+            *_, place = page[-1].places()
+        return found
 
     def teardown(self) -> None:
         if hasattr(self, "machine") and self.machine.record is not None:

@@ -152,6 +152,13 @@ class Call:
         except (msgspec.MsgspecError, UnicodeDecodeError) as failure:
             raise bad_request(f"body: {failure}") from None
 
+    def asked(self, kind: type[Request]) -> Request:
+        """Return the query, whose fields are all optional. Raises Refusal."""
+        try:
+            return msgspec.convert(dict(self.query), kind, strict=False)
+        except msgspec.ValidationError as failure:
+            raise bad_request(f"query: {failure}") from None
+
     def _decoded(self) -> Any:
         """Decode the body. Only a text may be large: many small values take much time, and many times the
         memory of their JSON.

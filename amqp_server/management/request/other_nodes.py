@@ -47,8 +47,15 @@ class Answers:
         return [row for rows in self.rows.values() for row in rows]
 
 
-async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part | None = None) -> Answers:
-    """Send the request of this call to the other nodes, or to some; each answers with its own part."""
+async def ask_others(
+    call: Call,
+    nodes: Sequence[str] | None = None,
+    part: Part | None = None,
+    passed_on: Sequence[str] = PASSED_ON,
+) -> Answers:
+    """Send the request of this call to the other nodes, or to some; each answers with its own part. They get
+    these fields of its query.
+    """
     answers = Answers()
     others = call.parts.others
     if call.local or others is None:
@@ -58,7 +65,7 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
             method=call.method,
             path=call.route,
             parts=dict(call.path),
-            query={name: call.query[name] for name in PASSED_ON if name in call.query},
+            query={name: call.query[name] for name in passed_on if name in call.query},
             user=call.user.name,
             reason=call.reason,
             scopes=None if call.scopes is None else list(call.scopes),
@@ -102,12 +109,12 @@ async def ask_others(call: Call, nodes: Sequence[str] | None = None, part: Part 
     return answers
 
 
-async def ask_node(call: Call, name: str) -> Answers:
+async def ask_node(call: Call, name: str, passed_on: Sequence[str] = PASSED_ON) -> Answers:
     """Ask one other node. Raises Refusal if there is no node of this name."""
     others = call.parts.others
     if call.local or others is None or name not in others.names():
         raise not_found()
-    return await ask_others(call, [name])
+    return await ask_others(call, [name], passed_on=passed_on)
 
 
 Handler = Callable[[Call], Awaitable[Any]]

@@ -10,11 +10,11 @@ import trio
 from amqp_server.broker.access.permissions import Access
 from amqp_server.conditions import certificate_ends
 from amqp_server.errors import AMQPError
+from amqp_server.management.messages.by_hand import get_messages, publish_message
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_node, ask_others
 from amqp_server.management.resources import queues
-from amqp_server.management.resources.messages import get_messages, publish_message
 from amqp_server.management.resources.node import listeners
 
 ALIVENESS_QUEUE = "aliveness-test"

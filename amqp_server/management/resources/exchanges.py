@@ -21,12 +21,12 @@ from amqp_server.broker.topology.super_streams import (
 from amqp_server.errors import PreconditionFailed
 from amqp_server.management.changes.internal_session import Direct, encode_properties
 from amqp_server.management.changes.proposals import propose
+from amqp_server.management.messages.by_hand import checked_properties, checked_routing_key
 from amqp_server.management.request.answer import NO_CONTENT, Answer, created, known, plain
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import ABSENT, Column, Merge, Row, Table
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import ask_others
-from amqp_server.management.resources.messages import checked_properties, checked_routing_key
 from amqp_server.management.statistics.stats import Stats, merged
 from amqp_server.wire import methods
 from exchanges.binding import Binding

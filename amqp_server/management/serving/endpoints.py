@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.definitions import definitions
+from amqp_server.management.messages import by_hand, moving, peeking, status
 from amqp_server.management.operating import alarms
 from amqp_server.management.operating import node as operating
 from amqp_server.management.request.call import Call
@@ -22,7 +23,6 @@ from amqp_server.management.resources import (
     groups,
     limits,
     logins,
-    messages,
     node,
     offsets,
     parameters,
@@ -205,10 +205,11 @@ ENDPOINTS = (
     _delete("/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
     _post("/api/queues/{vhost}/{name}/actions", MANAGEMENT, queues.act),
     _get("/api/queues/{vhost}/{name}/explain", MANAGEMENT, queues.explain),
-    _post("/api/queues/{vhost}/{name}/get", MANAGEMENT, messages.get, audited=False),
-    _post("/api/queues/{vhost}/{name}/read", MANAGEMENT, messages.read, audited=False),
-    _post("/api/queues/{vhost}/{name}/move", MANAGEMENT, messages.move),
-    _post("/api/queues/{vhost}/{name}/redrive", MANAGEMENT, messages.redrive),
+    _get("/api/queues/{vhost}/{name}/peek", MANAGEMENT, peeking.peek, everywhere=True),
+    _post("/api/queues/{vhost}/{name}/get", MANAGEMENT, by_hand.get, audited=False),
+    _post("/api/queues/{vhost}/{name}/read", MANAGEMENT, by_hand.read, audited=False),
+    _post("/api/queues/{vhost}/{name}/move", MANAGEMENT, moving.move),
+    _post("/api/queues/{vhost}/{name}/redrive", MANAGEMENT, moving.redrive),
     _get("/api/queues/{vhost}/{name}/offsets", MANAGEMENT, offsets.offsets, everywhere=True),
     _delete(
         "/api/queues/{vhost}/{name}/offsets/{offset}", MANAGEMENT, offsets.delete_offset, everywhere=True
@@ -234,8 +235,8 @@ ENDPOINTS = (
     ),
     _put("/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.put_exchange),
     _delete("/api/exchanges/{vhost}/{name}", MANAGEMENT, exchanges.delete_exchange),
-    _post("/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, messages.publish, audited=False),
-    _get("/api/messages/{vhost}/{message_id}", MANAGEMENT, messages.status),
+    _post("/api/exchanges/{vhost}/{name}/publish", MANAGEMENT, by_hand.publish, audited=False),
+    _get("/api/messages/{vhost}/{message_id}", MANAGEMENT, status.status),
     _post("/api/exchanges/{vhost}/{name}/explain", MANAGEMENT, exchanges.explain, audited=False),
     _post("/api/exchanges/{vhost}/{name}/partitions", MANAGEMENT, exchanges.add_partitions),
     _get("/api/exchanges/{vhost}/{name}/bindings/source", MANAGEMENT, bindings.bindings_from_exchange),

@@ -25,6 +25,7 @@ _READ = re.compile(r"\bcall\.read\((\w+)\)")
 #: Bodies with any fields, and the fields that they must have.
 _TABLE = re.compile(r"\bcall\.(?:table\(\)|body\b)")
 _REQUIRED = re.compile(r'\brequire\((?:call\.table\(\)|asked), "([\w-]+)"\)')
+_ASKED = re.compile(r"\bcall\.asked\((\w+)\)")
 _SWITCH = re.compile(r'\bcall\.(?:switch|flag)\("([\w-]+)"\)')
 #: A failed health check has a body of its own.
 _CHECK = re.compile(r"\b_failed\(|\bAnswer\(503\b")
@@ -36,7 +37,7 @@ _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
 
 #: Nouns that names of operations begin with, where the module of their handlers has another name.
-NOUNS = {"failed_queues": "failed"}
+NOUNS = {"failed_queues": "failed"} | dict.fromkeys(("by_hand", "moving", "peeking", "status"), "messages")
 
 REFUSALS = {
     400: "The request is wrong.",
@@ -97,6 +98,15 @@ def table_of(handler: Handler) -> dict[str, Any] | None:
 def switches(endpoint: Endpoint) -> list[str]:
     """Return the names of the true-or-false parameters that a handler reads from the query."""
     return list(dict.fromkeys(_SWITCH.findall(_source(endpoint.handler))))
+
+
+def query_of(handler: Handler) -> type[msgspec.Struct] | None:
+    """Return the parameters that a handler takes from the query as a whole."""
+    found = _ASKED.search(inspect.getsource(handler))
+    if found is None:
+        return None
+    kind: type[msgspec.Struct] = getattr(importlib.import_module(handler.__module__), found[1])
+    return kind
 
 
 def _source(handler: Handler) -> str:
@@ -213,6 +223,11 @@ def _parameters(endpoint: Endpoint) -> Iterator[dict[str, Any]]:
         yield from ({"$ref": f"#/components/parameters/{name}"} for name in LISTING)
     for name in switches(endpoint):
         yield {"name": name, "in": "query", "schema": {"type": "boolean"}}
+    query = query_of(endpoint.handler)
+    if query is not None:
+        schemas = msgspec.json.schema_components([query])[1]
+        fields = schemas[query.__name__]["properties"].items()
+        yield from ({"name": name, "in": "query", "schema": schema} for name, schema in fields)
 
 
 def _responses(endpoint: Endpoint) -> Iterator[tuple[str, dict[str, Any]]]:

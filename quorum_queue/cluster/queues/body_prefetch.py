@@ -7,9 +7,14 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from quorum_queue.cluster.queues import contents
 from quorum_queue.cluster.queues.contents import Places
 from quorum_queue.empty import NO_DICT
+from quorum_queue.host import Peeked
+from quorum_queue.machine.peeking import Seen, peek
+from quorum_queue.machine.ready import Place
 from quorum_queue.machine.run import Run
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.queues.member_host import GroupHost
@@ -87,6 +92,50 @@ class LetterWarming(Warming):
 
     def _read(self) -> None:
         self._host.send_letters()
+
+
+class Peeking(Warming):
+    """For a question for messages as they lie. Those that are settled while it waits are left out."""
+
+    __slots__ = ("_behind", "_count", "_done", "_found", "_size")
+
+    def __init__(self, host: GroupHost, behind: Place, count: int, size: int, done: Peeked) -> None:
+        super().__init__(host)
+        self._behind, self._count, self._size, self._done = behind, count, size, done
+        self._found: list[tuple[Seen, Places]] = []
+
+    def see(self) -> None:
+        """Answer now, or when the bodies are there."""
+        host = self._host
+        if host.ended:
+            self._done(Refused(f"the queue is {host.ended}; try again"))
+            return
+        ready, find = host.replica.machine.ready, host.replica.find
+        found = peek(ready, self._behind, self._count, self._size)
+        self._found = [(each, find(each.run.seqs)) for each in found]
+        answer: list[Seen] = []
+        for each, places in self._found:
+            try:
+                bodies = contents.find(host, places, self.see, self.waits)
+            except contents.BodyGone:
+                continue
+            if bodies is None:
+                return
+            each.run.contents = bodies
+            answer.append(each)
+        self._done(answer)
+
+    def _wanted(self) -> Iterable[tuple[Run, Places]]:
+        return ((each.run, places) for each, places in self._found)
+
+    def _read(self) -> None:
+        self.see()
+
+    def go_on(self) -> None:
+        if self._host.ended:
+            self.see()
+        else:
+            super().go_on()
 
 
 def spans(indexes: Iterable[int]) -> list[tuple[int, int]]:

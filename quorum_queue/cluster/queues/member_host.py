@@ -17,7 +17,7 @@ from typing import Any
 
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.queues import contents, dead_letters
-from quorum_queue.cluster.queues.body_prefetch import DeliveryWarming, LetterWarming, spans
+from quorum_queue.cluster.queues.body_prefetch import DeliveryWarming, LetterWarming, Peeking, spans
 from quorum_queue.cluster.queues.dead_letters_on_close import LastLetters
 from quorum_queue.cluster.queues.deferred_host import DeferredHost, cut, without_larger
 from quorum_queue.cluster.queues.parts import UNKNOWN_PART, Prepared, applied_parts, when_all_have_it
@@ -27,7 +27,7 @@ from quorum_queue.cluster.snapshots import state_of
 from quorum_queue.cluster.snapshots.ranges import joined, parted
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.errors import Unreadable
-from quorum_queue.host import Key
+from quorum_queue.host import Key, Peeked
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import replicated, versions
 from quorum_queue.machine.attributes import LEADER
@@ -36,6 +36,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.ready import Place
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
@@ -82,6 +83,7 @@ class GroupHost(DeferredHost):
     group: Group
     single = False
     takes_parts = True
+    peeks = True
     foresee: Foresee | None = None
 
     def __init__(
@@ -250,20 +252,31 @@ class GroupHost(DeferredHost):
         return self.settings.records and self.replicas.version() >= versions.RECORD
 
     def message_status(self, message_id: bytes, done: answers.Done) -> None:
-        def passed(*why: Refused) -> None:
-            if why or self.ended:
-                done(why[0] if why else Refused(self._ended_text))
-                return
+        def known() -> None:
             clock = self.services.clock
             self._keep_time()
             now_ms = clock.monotonic_ms() + self._time_ahead_ms
             done(answers.answer(self.replica.machine, message_id, now_ms, clock.wall_ms()))
 
+        self._when_known(known, done)
+
+    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
+        self._when_known(Peeking(self, behind, count, size, done).see, done)
+
+    def _when_known(self, then: Callable[[], None], refused: Callable[[Refused], None]) -> None:
+        """Call `then` after everything that clients of any node have had answers to."""
+
+        def passed(*why: Refused) -> None:
+            if why or self.ended:
+                refused(why[0] if why else Refused(self._ended_text))
+            else:
+                then()
+
         def caught_up(known: bool) -> None:
             if known or self.ended:
                 self.barrier(passed)
             else:
-                done(answers.NO_MAJORITY)
+                refused(answers.NO_MAJORITY)
 
         if self.ended:
             passed()

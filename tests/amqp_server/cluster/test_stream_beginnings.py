@@ -10,7 +10,8 @@ from amqp_server.broker.declared.operations import DeclareQueue, PutParameter, S
 from amqp_server.broker.declared.parameters import ParameterRecord
 from amqp_server.broker.declared.records import QueueRecord, encoded
 from amqp_server.management.changes import answers as answers_module
-from amqp_server.management.resources import explained, messages
+from amqp_server.management.messages import by_hand
+from amqp_server.management.resources import explained
 from amqp_server.streams.beginnings import NO_MAJORITY, Beginnings
 from amqp_server.streams.layout.consumer_start import NEXT, Start
 from amqp_server.streams.layout.deliver import BatchReader
@@ -304,7 +305,7 @@ def test_a_read_through_the_api_knows_the_end(monkeypatch: pytest.MonkeyPatch) -
     node, found = scene.nodes["c"], list[range | None]()
 
     async def ask() -> None:
-        found.append(await messages._offsets(node.broker, scene.host("c")))
+        found.append(await by_hand._offsets(node.broker, scene.host("c")))
 
     task = node.run(ask())
     scene.work_off()

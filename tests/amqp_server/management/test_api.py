@@ -15,11 +15,11 @@ from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.topology.replication import Done, LocalReplication
 from amqp_server.build import BUILD
 from amqp_server.config import Config
+from amqp_server.management.messages.by_hand import publish_message
 from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources import queues
 from amqp_server.management.resources.bindings import bindings_of
-from amqp_server.management.resources.messages import publish_message
 from quorum_queue.ports import Refused
 
 from ..connection.node import Delivery, Peer, exchange_parts

@@ -16,9 +16,9 @@ from amqp_server.broker.declared.operations import ClearPermission, DeleteVhost
 from amqp_server.errors import Unavailable
 from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.changes.proposals import propose
+from amqp_server.management.messages.by_hand import get_messages, publish_message
 from amqp_server.management.resources import queues, users, vhosts
 from amqp_server.management.resources.bindings import BindingView, change
-from amqp_server.management.resources.messages import get_messages, publish_message
 from conformance_tests.patience import PATIENCE_S
 
 from ..connection.test_suspension import Cluster

@@ -10,13 +10,13 @@ import pytest
 import trio
 
 from amqp_server.management.changes.internal_session import COPY_BYTES
+from amqp_server.management.messages.by_hand import get_messages, publish_message
 from amqp_server.management.parts import ManagedParts
 from amqp_server.management.request.answer import Refusal
 from amqp_server.management.request.memory_budget import LITTLE_BYTES, Memory
 from amqp_server.management.request.payloads import CHUNK_BYTES, PIECE_BYTES, Messages, MessageView
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.resources import queues
-from amqp_server.management.resources.messages import get_messages, publish_message
 from amqp_server.management.serving.http import Slots
 
 from .conftest import Connect

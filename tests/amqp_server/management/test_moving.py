@@ -48,7 +48,7 @@ async def test_messages_are_moved_in_order(connect: Connect, node: ManagedNode, 
 async def test_more_than_are_moved_at_once(
     connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("amqp_server.management.resources.messages.MOVED_AT_ONCE", 2)
+    monkeypatch.setattr("amqp_server.management.messages.moving.MOVED_AT_ONCE", 2)
     client = connect("admin")
     for queue in ("old", "new"):
         await client.put(f"queues/%2F/{queue}", json={})

@@ -74,3 +74,26 @@ def test_what_cannot_be_read(stream: Vhost, queue: str, asked: dict[str, Any], s
     with pytest.raises(ApiError) as refused:
         stream.api("POST", f"queues/{queue}/read", asked)
     assert refused.value.status == status
+
+
+def test_a_stream_is_looked_at_as_queues_are(stream: Vhost) -> None:
+    def peek(query: str) -> tuple[list[str], int, str | None]:
+        told = stream.api("GET", f"queues/s/peek?{query}")
+        return [row["payload"] for row in told["messages"]], told["looked_at"], told["next"]
+
+    assert peek("count=2") == (["0", "1"], 2, "1")
+    assert peek("after=1&count=3") == (["2", "3", "4"], 3, "4")
+    assert peek("after=7") == (["8", "9"], 2, "9")
+    assert peek("after=9") == ([], 0, None)
+    assert peek("header=x-stream-filter-value%3Dodd&count=4") == (["1", "3"], 4, "3")
+    assert stream.api("GET", "queues/empty/peek") == {"messages": [], "looked_at": 0, "next": None}
+    with pytest.raises(ApiError) as refused:
+        stream.api("GET", "queues/s/peek?after=0.1")
+    assert refused.value.status == 400
+
+
+def test_a_group_has_no_messages_to_look_at(stream: Vhost) -> None:
+    stream.api("PUT", "queues/g", {"arguments": {"x-queue-type": "stream-group", "x-stream": "s"}})
+    with pytest.raises(ApiError) as refused:
+        stream.api("GET", "queues/g/peek")
+    assert refused.value.status == 400 and "look at its stream" in str(refused.value)

@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from amqp_server.mqctl.completion import SHELLS
+from amqp_server.mqctl.commands.completion import SHELLS
 from amqp_server.mqctl.table import WIDTH_MIN, fitted
 
 from .conftest import Mqctl

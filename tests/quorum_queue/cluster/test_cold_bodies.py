@@ -12,9 +12,12 @@ import pytest
 from quorum_queue.cluster.queues import member_host
 from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.machine.run import Run
+from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.clients import Holder
 from tests.quorum_queue.cluster.scene import Scene
+from tests.quorum_queue.cluster.test_read_index import LATE_TICKS
 
 #: Too large for the bodies that stay in memory.
 SIZE = 380
@@ -376,3 +379,29 @@ def test_a_follower_that_gets_a_snapshot_looks_for_its_bodies_when_the_disk_give
     scene.settle()
     assert scene.host("c").group.applied == scene.host("a").group.applied
     scene.finish()
+
+
+def test_any_member_shows_messages_when_its_disk_has_read_them() -> None:
+    scene = ColdScene()
+    seen: list[Any] = []
+    for name in "abc":
+        scene.host(name).peek(Place(0, 5), 10, 1 << 20, seen.append)
+    scene.work(3)
+    assert scene.asked == 1 and len(seen) == 2
+    scene.thaw()
+    for found in seen:
+        assert [body for each in found for body in each.run.contents] == scene.sent.bodies[6:16]
+    assert len(seen) == 3
+    assert scene.host("b").ready_count == 20
+    scene.finish()
+
+
+def test_who_looks_without_a_majority_is_told() -> None:
+    scene = Scene()
+    scene.isolate("a")
+    seen: list[Any] = []
+    scene.host("a").peek(HEAD, 10, 1 << 20, seen.append)
+    scene.nodes["a"].end_turn()
+    for _ in range(LATE_TICKS):
+        scene.tick(scene.nodes["a"])
+    assert [type(each) for each in seen] == [Refused]

@@ -10,7 +10,7 @@ import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
-from amqp_server.mqctl.parameters import parsed
+from amqp_server.mqctl.commands.parameters import parsed
 from amqp_server.mqctl.progress import each
 from amqp_server.mqctl.table import show
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,14 +12,13 @@ import msgspec
 import trio
 from pamqp import commands
 
-from amqp_server.broker import message_status
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.access.users import IMPERSONATOR
-from amqp_server.broker.topology.consumer_groups import refuse_publish, streams_of
+from amqp_server.broker.topology.consumer_groups import streams_of
 from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
-from amqp_server.management.changes.internal_session import Direct, Got, Takes
-from amqp_server.management.request.answer import Refusal, bad_request, not_found, refusal_of, with_code
+from amqp_server.management.changes.internal_session import Direct, Takes
+from amqp_server.management.request.answer import Refusal, bad_request, with_code
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.payloads import Messages, MessageView
 from amqp_server.management.request.time_slices import Rest
@@ -28,16 +27,12 @@ from amqp_server.wire import content, methods
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
-    from amqp_server.broker.topology.queue import Queue
-    from amqp_server.management.parts import ManagedParts
 
 #: A message that was got is acked, requeued, or rejected as by a consumer (dead-lettered).
 Fate = Literal["ack", "requeue", "reject"]
 COUNT_MAX = 1_000
 #: Bytes of bodies that one request may get; the next request gets the rest.
 GET_BYTES_MAX = 32 << 20
-#: Messages that are moved before the request waits for their confirms.
-MOVED_AT_ONCE = 100
 
 #: JSON types of the properties that a message may have.
 PROPERTIES: dict[str, type] = {
@@ -139,7 +134,7 @@ class GetRequest(msgspec.Struct):
     truncate: int | None = None
 
 
-def _require_read(call: Call, vhost: str, name: str) -> None:
+def require_read(call: Call, vhost: str, name: str) -> None:
     """Refuse unless the user may read the queue, and the streams that it reads as a group."""
     call.require_own(vhost, "queue", name, "read")
     topology = call.broker.vhost(vhost)
@@ -151,7 +146,7 @@ def _require_read(call: Call, vhost: str, name: str) -> None:
 async def get(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(GetRequest)
-    _require_read(call, vhost, name)
+    require_read(call, vhost, name)
     if name not in call.broker.vhost(vhost).queues:
         raise Refusal(404, "not_found", f"NOT_FOUND - no queue '{name}' in vhost '{vhost}'")
     if not 1 <= asked.count <= COUNT_MAX:
@@ -198,7 +193,7 @@ async def read(call: Call) -> Any:
     """Return messages of a stream, which does not change."""
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(ReadRequest)
-    _require_read(call, vhost, name)
+    require_read(call, vhost, name)
     if not 1 <= asked.count <= COUNT_MAX:
         raise bad_request(f"count must be 1 to {COUNT_MAX}")
     if asked.truncate is not None and asked.truncate < 0:
@@ -210,76 +205,6 @@ async def read(call: Call) -> Any:
         call.broker, vhost, name, arguments, asked.count, _takes(call), call.slices.rest
     )
     return Messages(found, call.slices, call.held, encoding=asked.encoding, truncate=asked.truncate)
-
-
-#: Header with the queue in which a dead letter died first.
-FIRST_DEATH = "x-first-death-queue"
-#: Messages that one request may move; clients that want to move more send another one.
-MOVE_MAX = 10_000
-
-
-def _source(call: Call, vhost: str, name: str) -> Queue:
-    """Return the queue to move messages from. The user needs the same permissions as a client that consumes
-    from it and publishes by the default exchange.
-    """
-    _require_read(call, vhost, name)
-    call.require_own(vhost, "exchange", "", "write")
-    queue = call.broker.vhost(vhost).queues.get(name)
-    if queue is None:
-        raise not_found()
-    return queue
-
-
-async def _to_move(call: Call, queue: Queue, count: int | None) -> int:
-    """Return how many messages to move: those that are ready, with all that clients of any node have had
-    answers to, and `count` of them at most.
-    """
-    if count is not None and not 1 <= count <= MOVE_MAX:
-        raise bad_request(f"count must be 1 to {MOVE_MAX}")
-
-    def ask(told: Callable[[object], None]) -> None:
-        queue.host.catch_up(lambda *refused: told(refused))
-
-    await answers_of(call.broker.turn, ask, ANSWER_S)
-    return min(queue.host.ready_count, MOVE_MAX if count is None else count)
-
-
-class MoveRequest(msgspec.Struct):
-    #: Queue in the same vhost.
-    destination: str
-    #: Number of messages from the head of the queue; all that it has now unless given.
-    count: int | None = None
-
-
-async def move(call: Call) -> Any:
-    """Answer with the number of moved messages, and with the number of messages after them that the other
-    queue refused.
-    """
-    vhost, name = call.own_vhost(), call.path["name"]
-    asked = call.read(MoveRequest)
-    queue = _source(call, vhost, name)
-    if asked.destination == name:
-        raise bad_request("destination is the queue itself")
-    count = await _to_move(call, queue, asked.count)
-    moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
-    return {"moved": moved, "refused": refused}
-
-
-class RedriveRequest(msgspec.Struct):
-    #: Number of messages from the head of the queue; all that it has now unless given.
-    count: int | None = None
-
-
-async def redrive(call: Call) -> Any:
-    """Move dead letters back to the queues in which they died first. Answer with the number of those, and of
-    messages that stay: no dead letters, those whose queue is gone, and those that it refused.
-    """
-    vhost, name = call.own_vhost(), call.path["name"]
-    asked = call.read(RedriveRequest)
-    queue = _source(call, vhost, name)
-    count = await _to_move(call, queue, asked.count)
-    moved, kept = await redrive_messages(call.parts, vhost, name, count)
-    return {"moved": moved, "kept": kept}
 
 
 # -- of the broker -------------------------------------------------------------------------------------------
@@ -330,7 +255,7 @@ async def get_messages(
                 routing_key=told.routing_key or "",
                 redelivered=bool(told.redelivered),
                 message_count=told.message_count or 0,
-                properties=partial(_properties, message.properties),
+                properties=partial(properties_of, message.properties),
                 body=message.body,
                 size=message.size,
             )
@@ -386,7 +311,7 @@ async def read_messages(
                 routing_key=each.deliver.routing_key or "",
                 redelivered=False,
                 message_count=0,
-                properties=partial(_properties, each.content.properties),
+                properties=partial(properties_of, each.content.properties),
                 body=each.content.body,
                 size=each.content.size,
             ),
@@ -402,93 +327,11 @@ async def _offsets(broker: Broker, host: StreamHost) -> range | None:
     return found[0] if found else None
 
 
-async def move_messages(
-    parts: ManagedParts, vhost: str, source: str, destination: str, count: int
-) -> tuple[int, int]:
-    """Move the first messages of a queue to another one; return how many went, and how many it refused.
-
-    A message is removed from the first queue after the other one has confirmed it. If the node dies in
-    between, it is in both queues.
-    """
-    broker = parts.broker
-    if broker.alarms.active:
-        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
-    queue = broker.vhost(vhost).queues.get(destination)
-    if queue is None:
-        raise NotFound(f"no queue '{destination}' in vhost '{vhost}'")
-    if queue.type.is_group:
-        raise refuse_publish(queue)
-    moved = 0
-    with Direct(broker, vhost, ITSELF) as direct:
-        await direct.ask(commands.Confirm.Select())
-        while moved < count:
-            got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
-            if not got:
-                break
-            taken = await direct.hand_on(queue, got, parts.commits.barrier)
-            moved += taken
-            if taken < len(got):
-                return moved, len(got) - taken
-    return moved, 0
-
-
-async def redrive_messages(parts: ManagedParts, vhost: str, source: str, count: int) -> tuple[int, int]:
-    """Move the first messages of a queue to the queues in which they died first; return how many went, and
-    how many stay at their places.
-    """
-    broker = parts.broker
-    if broker.alarms.active:
-        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
-    moved = seen = 0
-    with Direct(broker, vhost, ITSELF) as direct:
-        await direct.ask(commands.Confirm.Select())
-        while seen < count:
-            got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE))
-            if not got:
-                break
-            seen += len(got)
-            for queue, letters in _by_first_death(broker, vhost, source, got):
-                moved += await direct.hand_on(queue, letters, parts.commits.barrier, one_by_one=True)
-    return moved, seen - moved
-
-
-def _by_first_death(
-    broker: Broker, vhost: str, source: str, got: Sequence[Got]
-) -> Iterator[tuple[Queue, list[Got]]]:
-    """Yield the dead letters among these messages in their order, those for one queue together."""
-    before: Queue | None = None
-    letters: list[Got] = []
-    for each in got:
-        name = (each.content.properties.headers or {}).get(FIRST_DEATH)
-        queue = broker.vhost(vhost).queues.get(name) if isinstance(name, str) and name != source else None
-        if queue is None or queue.type.is_group:
-            continue
-        if letters and queue is not before and before is not None:
-            yield before, letters
-            letters = []
-        before = queue
-        letters.append(each)
-    if letters and before is not None:
-        yield before, letters
-
-
-async def _take_some(direct: Direct, queue: str, count: int) -> list[Got]:
-    got: list[Got] = []
-    size = 0
-    while len(got) < count and size < GET_BYTES_MAX:
-        taken = await direct.get(queue)
-        if taken is None:
-            break
-        got.append(taken)
-        size += len(taken.content.body)
-    return got
-
-
 async def _take_all(size: int, before: int) -> bool:
     return True
 
 
-def _properties(properties: content.Properties) -> dict[str, Any]:
+def properties_of(properties: content.Properties) -> dict[str, Any]:
     told: dict[str, Any] = {}
     for name in content.PROPERTIES:
         if name not in properties.raw:
@@ -502,25 +345,3 @@ def _properties(properties: content.Properties) -> dict[str, Any]:
         else:
             told[name] = properties.text(name)
     return told
-
-
-async def status(call: Call) -> Any:
-    """Say what became of a message, as the queue in the query knows it, or all queues that keep a record and
-    that the user may read.
-    """
-    vhost, broker = call.vhost(), call.broker
-    queue = call.query.get("queue", "")
-    try:
-        message_id = message_status.id_of(call.path["message_id"], hex=call.switch("hex"))
-        if queue:
-            call.require_own(vhost, "queue", queue, "read")
-        asked = partial(broker.statuses.ask, broker.vhost(vhost), call.access, message_id, queue)
-        found = await answers_of(broker.turn, asked, ANSWER_S)
-        if not found:
-            raise Unavailable(f"not all queues in vhost '{vhost}' have answered; name one")
-        answer = found[0]
-        if queue and answer["failed"]:
-            raise Unavailable(f"queue '{queue}' in vhost '{vhost}': {answer['failed'][0]['reason']}")
-    except AMQPError as error:
-        raise refusal_of(error) from None
-    return answer

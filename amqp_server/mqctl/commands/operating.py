@@ -15,15 +15,13 @@ import click
 
 from amqp_server.config import VERSION
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
-from amqp_server.mqctl.cluster import rebalance as rebalance_cluster
 from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation, password_argument
+from amqp_server.mqctl.commands.cluster import rebalance as rebalance_cluster
 from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import show, text
 
 #: Interval of checks of a command that waits, s.
 LOOK_INTERVAL_S = 0.2
-#: Messages that one request moves, at most; messages that one request reads.
-MOVED_AT_ONCE, READ_AT_ONCE = 10_000, 1_000
 
 
 def own_name(invocation: Invocation) -> str:
@@ -191,105 +189,6 @@ def quorum_status(invocation: Invocation, vhost: str, queue: str) -> None:
 STATUS = (
     "Last Log Index", "Last Applied", "Commit Index", "Snapshot Index", "Term", "Machine Version",
 )  # fmt: skip
-
-
-# -- messages ------------------------------------------------------------------------------------------------
-
-
-@mqctl.command(
-    "move",
-    help="Moves messages from the head of a queue to another queue of the same virtual host. No message is lost; after a crash some may be in both.",
-)
-@in_vhost
-@click.argument("queue")
-@click.argument("destination")
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1),
-    help="Number of messages to move; by default as many as the queue has now.",
-)
-@pass_invocation
-def move(invocation: Invocation, vhost: str, queue: str, destination: str, count: int | None) -> None:
-    # An unknown destination is an error also if there is nothing to move.
-    invocation.client.get("queues", vhost, destination)
-    # Not "until it is empty": a destination that dead-letters into the queue would never let that end.
-    left = (
-        count if count is not None else int(invocation.client.get("queues", vhost, queue)["messages_ready"])
-    )
-    moved = 0
-    with progress(f"Moving messages to {destination}"):
-        while left > 0:
-            asked = {"destination": destination, "count": min(left, MOVED_AT_ONCE)}
-            told = invocation.client.post("queues", vhost, queue, "move", body=asked)
-            moved += told["moved"]
-            left -= told["moved"]
-            if told["refused"]:
-                raise Failure(
-                    f"{moved} messages were moved; queue '{destination}' refuses more (x-overflow=reject-publish)",
-                    UNAVAILABLE,
-                )
-            if not told["moved"]:
-                break
-    invocation.say(f"{moved} messages were moved")
-
-
-@mqctl.command(
-    "redrive",
-    help="Moves dead letters from the head of a queue back to the queues in which they died first. Other messages stay, and so do those whose queue is gone or refuses them.",
-)
-@in_vhost
-@click.argument("queue")
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1, MOVED_AT_ONCE),
-    help="Number of messages to look at; by default as many as the queue has now, 10000 at most.",
-)
-@pass_invocation
-def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None) -> None:
-    with progress(f"Redriving messages of {queue}"):
-        told = invocation.client.post("queues", vhost, queue, "redrive", body={"count": count})
-    invocation.say(f"{told['moved']} messages went back to their queues, {told['kept']} stay")
-
-
-@mqctl.command(
-    "read",
-    help="Prints messages of a stream from an offset on. The stream keeps them, and nobody's offset changes.",
-)
-@in_vhost
-@click.argument("stream")
-@click.option(
-    "--offset",
-    default="first",
-    show_default=True,
-    help="Where to begin: first, last, the number of a message, or an age such as 1h.",
-)
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1, READ_AT_ONCE),
-    default=10,
-    show_default=True,
-    help="Number of messages to print, at most.",
-)
-@click.option(
-    "--filter", "filter_", metavar="VALUE", help="Only messages with this value of x-stream-filter-value."
-)
-@pass_invocation
-def read(
-    invocation: Invocation, vhost: str, stream: str, offset: str, count: int, filter_: str | None
-) -> None:
-    asked: dict[str, Any] = {"offset": _offset(offset), "count": count, "encoding": "auto"}
-    if filter_ is not None:
-        asked["filter"] = filter_
-    rows = invocation.client.post("queues", vhost, stream, "read", body=asked)
-    columns = ("offset", "exchange", "routing_key", "properties", "payload")
-    show(columns, [[row[column] for column in columns] for row in rows], invocation)
-
-
-def _offset(given: str) -> object:
-    return int(given) if given.isascii() and given.isdigit() else given
 
 
 # -- a report ------------------------------------------------------------------------------------------------

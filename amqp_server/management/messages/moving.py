@@ -1,0 +1,180 @@
+"""Messages moved to another queue, and dead letters moved back to where they died."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from pamqp import commands
+
+from amqp_server.broker.access.permissions import ITSELF
+from amqp_server.broker.topology.consumer_groups import refuse_publish
+from amqp_server.errors import NotFound, PreconditionFailed
+from amqp_server.management.changes.answers import ANSWER_S, answers_of
+from amqp_server.management.changes.internal_session import Direct, Got
+from amqp_server.management.messages.by_hand import GET_BYTES_MAX, require_read
+from amqp_server.management.request.answer import bad_request, not_found
+from amqp_server.management.request.call import Call
+
+if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
+    from amqp_server.broker.topology.queue import Queue
+    from amqp_server.management.parts import ManagedParts
+
+
+#: Messages that are moved before the request waits for their confirms.
+MOVED_AT_ONCE = 100
+#: Header with the queue in which a dead letter died first.
+FIRST_DEATH = "x-first-death-queue"
+#: Messages that one request may move; clients that want to move more send another one.
+MOVE_MAX = 10_000
+
+
+def _source(call: Call, vhost: str, name: str) -> Queue:
+    """Return the queue to move messages from. The user needs the same permissions as a client that consumes
+    from it and publishes by the default exchange.
+    """
+    require_read(call, vhost, name)
+    call.require_own(vhost, "exchange", "", "write")
+    queue = call.broker.vhost(vhost).queues.get(name)
+    if queue is None:
+        raise not_found()
+    return queue
+
+
+async def _to_move(call: Call, queue: Queue, count: int | None) -> int:
+    """Return how many messages to move: those that are ready, with all that clients of any node have had
+    answers to, and `count` of them at most.
+    """
+    if count is not None and not 1 <= count <= MOVE_MAX:
+        raise bad_request(f"count must be 1 to {MOVE_MAX}")
+
+    def ask(told: Callable[[object], None]) -> None:
+        queue.host.catch_up(lambda *refused: told(refused))
+
+    await answers_of(call.broker.turn, ask, ANSWER_S)
+    return min(queue.host.ready_count, MOVE_MAX if count is None else count)
+
+
+class MoveRequest(msgspec.Struct):
+    #: Queue in the same vhost.
+    destination: str
+    #: Number of messages from the head of the queue; all that it has now unless given.
+    count: int | None = None
+
+
+async def move(call: Call) -> Any:
+    """Answer with the number of moved messages, and with the number of messages after them that the other
+    queue refused.
+    """
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(MoveRequest)
+    queue = _source(call, vhost, name)
+    if asked.destination == name:
+        raise bad_request("destination is the queue itself")
+    count = await _to_move(call, queue, asked.count)
+    moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
+    return {"moved": moved, "refused": refused}
+
+
+class RedriveRequest(msgspec.Struct):
+    #: Number of messages from the head of the queue; all that it has now unless given.
+    count: int | None = None
+
+
+async def redrive(call: Call) -> Any:
+    """Move dead letters back to the queues in which they died first. Answer with the number of those, and of
+    messages that stay: no dead letters, those whose queue is gone, and those that it refused.
+    """
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(RedriveRequest)
+    queue = _source(call, vhost, name)
+    count = await _to_move(call, queue, asked.count)
+    moved, kept = await redrive_messages(call.parts, vhost, name, count)
+    return {"moved": moved, "kept": kept}
+
+
+# -- of the broker
+
+
+async def move_messages(
+    parts: ManagedParts, vhost: str, source: str, destination: str, count: int
+) -> tuple[int, int]:
+    """Move the first messages of a queue to another one; return how many went, and how many it refused.
+
+    A message is removed from the first queue after the other one has confirmed it. If the node dies in
+    between, it is in both queues.
+    """
+    broker = parts.broker
+    if broker.alarms.active:
+        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    queue = broker.vhost(vhost).queues.get(destination)
+    if queue is None:
+        raise NotFound(f"no queue '{destination}' in vhost '{vhost}'")
+    if queue.type.is_group:
+        raise refuse_publish(queue)
+    moved = 0
+    with Direct(broker, vhost, ITSELF) as direct:
+        await direct.ask(commands.Confirm.Select())
+        while moved < count:
+            got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
+            if not got:
+                break
+            taken = await direct.hand_on(queue, got, parts.commits.barrier)
+            moved += taken
+            if taken < len(got):
+                return moved, len(got) - taken
+    return moved, 0
+
+
+async def redrive_messages(parts: ManagedParts, vhost: str, source: str, count: int) -> tuple[int, int]:
+    """Move the first messages of a queue to the queues in which they died first; return how many went, and
+    how many stay at their places.
+    """
+    broker = parts.broker
+    if broker.alarms.active:
+        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    moved = seen = 0
+    with Direct(broker, vhost, ITSELF) as direct:
+        await direct.ask(commands.Confirm.Select())
+        while seen < count:
+            got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE))
+            if not got:
+                break
+            seen += len(got)
+            for queue, letters in _by_first_death(broker, vhost, source, got):
+                moved += await direct.hand_on(queue, letters, parts.commits.barrier, one_by_one=True)
+    return moved, seen - moved
+
+
+def _by_first_death(
+    broker: Broker, vhost: str, source: str, got: Sequence[Got]
+) -> Iterator[tuple[Queue, list[Got]]]:
+    """Yield the dead letters among these messages in their order, those for one queue together."""
+    before: Queue | None = None
+    letters: list[Got] = []
+    for each in got:
+        name = (each.content.properties.headers or {}).get(FIRST_DEATH)
+        queue = broker.vhost(vhost).queues.get(name) if isinstance(name, str) and name != source else None
+        if queue is None or queue.type.is_group:
+            continue
+        if letters and queue is not before and before is not None:
+            yield before, letters
+            letters = []
+        before = queue
+        letters.append(each)
+    if letters and before is not None:
+        yield before, letters
+
+
+async def _take_some(direct: Direct, queue: str, count: int) -> list[Got]:
+    got: list[Got] = []
+    size = 0
+    while len(got) < count and size < GET_BYTES_MAX:
+        taken = await direct.get(queue)
+        if taken is None:
+            break
+        got.append(taken)
+        size += len(taken.content.body)
+    return got

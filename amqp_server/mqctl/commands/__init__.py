@@ -1,0 +1,1 @@
+"""The commands of mqctl, one file for each section of its help."""

@@ -1,0 +1,52 @@
+"""Ready messages as they lie, for whoever wants to see them without taking them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from quorum_queue.machine.ready import Place, Ready
+from quorum_queue.machine.run import Run
+
+
+class Seen(NamedTuple):
+    """Copies of consecutive messages of one level, as a run of its own."""
+
+    level: int
+    run: Run
+
+    def places(self) -> Iterator[Place]:
+        return (Place(self.level, seq) for seq in self.run.seqs)
+
+
+def peek(ready: Ready, behind: Place, count: int, size: int) -> list[Seen]:
+    """Return copies of at most `count` messages behind a place, in the order of delivery, with `size` bytes
+    of contents together; one at least, however large it is. Their bodies may be on the disk.
+    """
+    found: list[Seen] = []
+    for level, run, first in ready.behind(behind):
+        stop = min(first + count, len(run.seqs))
+        part = run.seen(first, stop)
+        fits = _fitting(part, size)
+        if fits < len(part.seqs):
+            if fits or not found:
+                found.append(Seen(level, part.part(0, max(fits, 1))))
+            break
+        found.append(Seen(level, part))
+        count -= stop - first
+        size -= part.size
+        if not count:
+            break
+    return found
+
+
+def _fitting(run: Run, size: int) -> int:
+    """Return how many of the first messages have at most so many bytes together."""
+    if run.size <= size:
+        return len(run.seqs)
+    sizes = run.sizes if run.sizes is not None else map(len, run.contents or ())
+    for index, each in enumerate(sizes):
+        size -= each
+        if size < 0:
+            return index
+    return len(run.seqs)
