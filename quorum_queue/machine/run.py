@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator
-from copy import copy
 from typing import Any, Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
@@ -187,11 +186,13 @@ class Run:
 
     def seen(self, start: int, stop: int) -> Run:
         """As `part`, but this run stays as it is, packed or not."""
-        run = self
-        if self.packed is not None:
-            run = copy(self)
-            run.unpack()
-        return run.part(start, stop)
+        if self.packed is None:
+            return self.part(start, stop)
+        whole = self._like(self.seqs)
+        whole.heads, whole.deadlines = self.heads, self.deadlines
+        whole.kinds, whole.table = self.kinds, self.table
+        whole.contents = self._unpacked()
+        return whole.part(start, stop)
 
     def _part(self, which: slice) -> Run:
         if self.packed is not None:
@@ -425,6 +426,10 @@ class Run:
 
     def unpack(self) -> None:
         """Make contents of packed ones again."""
+        self.contents = self._unpacked()
+        self.packed, self.prefix, self.sizes = None, b"", None
+
+    def _unpacked(self) -> list[bytes]:
         packed, prefix, sizes = self.packed, self.prefix, self.sizes
         assert packed is not None and sizes is not None
         same, at = len(prefix), 0
@@ -433,8 +438,7 @@ class Run:
             end = at + size - same
             contents.append(prefix + packed[at:end])
             at = end
-        self.packed, self.prefix, self.sizes = None, b"", None
-        self.contents = contents
+        return contents
 
 
 def stretches(numbers: bytearray | array[int]) -> Iterator[tuple[int, int]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from copy import copy
 from dataclasses import replace
 from functools import partial
 
@@ -90,8 +89,7 @@ def plain(runs: Iterable[Run]) -> list[Plain]:
     found: list[Plain] = []
     for run in runs:
         if run.packed is not None:
-            run = copy(run)
-            run.unpack()
+            run = run.seen(0, len(run.seqs))
         assert run.contents is not None
         assert len(run.contents) == len(run.seqs)
         assert run.heads is None or len(run.heads) == len(run.seqs)
