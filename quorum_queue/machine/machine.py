@@ -539,10 +539,8 @@ class Machine:
                 if over:
                     if self._letter_waits(head, effects):
                         break
-                    if effects.expires_left <= 0:
-                        effects.more = True
+                    if not self._drop_expired(level, over, effects, whole=False):
                         return
-                    self._pop_expired(level, over, effects)
                     continue
                 length = head.before_over(self._limit(head, meta))
             if not consumers.count:
@@ -587,10 +585,18 @@ class Machine:
         too_late = head.redelivered and self.version >= versions.RETURNED
         return meta.now_ms if too_late else meta.now_ms - 1
 
-    def _pop_expired(self, level: Level, over: int, effects: Effects) -> None:
-        count = min(over, effects.expires_left)
-        effects.expires_left -= count
-        self._discard(self.ready.pop(level, count), "expired", effects)
+    def _drop_expired(self, level: Level, over: int, effects: Effects, *, whole: bool) -> bool:
+        """Drop what has expired at the head of a level, unless `whole` as much as this batch may drop; return
+        False if it may drop nothing more.
+        """
+        if not whole:
+            if effects.expires_left <= 0:
+                effects.more = True
+                return False
+            over = min(over, effects.expires_left)
+            effects.expires_left -= over
+        self._discard(self.ready.pop(level, over), "expired", effects)
+        return True
 
     def _hand(self, consumer: Consumer, run: Run, effects: Effects) -> None:
         first_id = consumer.next_id
@@ -634,14 +640,8 @@ class Machine:
                 return
             if self._letter_waits(head, effects):
                 return
-            over = head.over(meta.now_ms)
-            if whole:
-                self._discard(ready.pop(level, over), "expired", effects)
-            elif effects.expires_left <= 0:
-                effects.more = True
+            if not self._drop_expired(level, head.over(meta.now_ms), effects, whole=whole):
                 return
-            else:
-                self._pop_expired(level, over, effects)
 
     def _expire_ranks(self, meta: Meta, effects: Effects, *, whole: bool) -> None:
         """Drop expired messages at the head of each rank."""
@@ -658,14 +658,8 @@ class Machine:
                 # The host reads the bodies of the first rank only, before they are needed.
                 if level is first and self._letter_waits(head, effects):
                     break
-                over = head.over(meta.now_ms)
-                if whole:
-                    self._discard(ready.pop(level, over), "expired", effects)
-                elif effects.expires_left <= 0:
-                    effects.more = True
+                if not self._drop_expired(level, head.over(meta.now_ms), effects, whole=whole):
                     return
-                else:
-                    self._pop_expired(level, over, effects)
         if wake_at < NEVER:
             effects.wake_at = wake_at
 

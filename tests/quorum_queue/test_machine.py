@@ -450,5 +450,5 @@ TestMachine.settings = settings(
 
 @pytest.mark.long
 def test_longer_stories_agree_with_the_model() -> None:
-    stories = settings(TestMachine.settings, max_examples=10_000, stateful_step_count=80)
+    stories = settings(TestMachine.settings, max_examples=5_000, stateful_step_count=80)
     run_state_machine_as_test(MachineComparison, settings=stories)

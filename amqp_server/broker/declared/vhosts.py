@@ -20,6 +20,8 @@ class VhostRecord(msgspec.Struct, frozen=True):
     tags: tuple[str, ...] = ()
     #: Type of durable queues that are declared without one; empty: the node's configuration decides.
     default_queue_type: str = ""
+    #: True if an administrator has to lift the protection before anybody can delete it.
+    protected_from_deletion: bool = False
 
 
 class VhostRefused(ValueError):
@@ -69,9 +71,15 @@ class Vhosts:
             raise NotAllowed(f"vhost {name} not found")
 
     def prepare(
-        self, name: str, description: str = "", tags: tuple[str, ...] = (), default_queue_type: str = ""
+        self,
+        name: str,
+        description: str = "",
+        tags: tuple[str, ...] = (),
+        default_queue_type: str = "",
+        *,
+        protected: bool | None = None,
     ) -> VhostRecord:
-        """Check a new or changed vhost. Raises VhostRefused."""
+        """Check a new or changed vhost, which stays protected or not unless told. Raises VhostRefused."""
         if not 0 < len(name.encode()) <= NAME_BYTES_MAX or not name.isprintable():
             raise VhostRefused(
                 f"the name of a vhost must have 1 to {NAME_BYTES_MAX} bytes, all of them printable characters"
@@ -82,7 +90,10 @@ class Vhosts:
             )
         if name not in self._vhosts and len(self._vhosts) >= self._vhosts_max:
             raise VhostRefused(f"there are {len(self._vhosts)} vhosts already, the maximum (vhosts_max)")
-        return VhostRecord(name, description, tags, default_queue_type)
+        if protected is None:
+            before = self._vhosts.get(name)
+            protected = before is not None and before.protected_from_deletion
+        return VhostRecord(name, description, tags, default_queue_type, protected)
 
     def store(self, vhost: VhostRecord) -> bool:
         """Make a vhost, or change its description; return whether it is new."""

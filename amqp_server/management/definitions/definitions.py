@@ -27,6 +27,7 @@ from amqp_server.management.resources.bindings import BindingView, bindings_of
 from amqp_server.management.resources.exchanges import Seen, exchanges_of
 from amqp_server.management.resources.parameters import vhost_to_set
 from amqp_server.management.resources.queues import queues_of
+from amqp_server.management.resources.vhosts import metadata_of
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -158,9 +159,7 @@ def _user(call: Call, user: User) -> Row:
 
 
 def _vhost(vhost: VhostRecord) -> Row:
-    metadata: Row = {"description": vhost.description, "tags": list(vhost.tags)}
-    if vhost.default_queue_type:
-        metadata["default_queue_type"] = vhost.default_queue_type
+    metadata = metadata_of(vhost)
     return {"name": vhost.name, **metadata, "metadata": metadata}
 
 

@@ -204,7 +204,8 @@ class Import:
             raise _Wrong("metadata must be an object")
         # Clients write null for what a vhost does not have.
         told = {key: value for key, value in {**metadata, **item}.items() if value is not None}
-        if before is not None and not told.keys() & {"description", "tags", "default_queue_type"}:
+        fields = {"description", "tags", "default_queue_type", "protected_from_deletion"}
+        if before is not None and not told.keys() & fields:
             return
         tags = _tags(told["tags"]) if "tags" in told else before.tags if before else ()
         type_ = _text_or_none(told, "default_queue_type")
@@ -217,7 +218,10 @@ class Import:
         description = _text_or_none(told, "description")
         if description is None:
             description = before.description if before else ""
-        await create_vhost(broker, name, description, tuple(tags), type_)
+        protected = told.get("protected_from_deletion")
+        if protected is not None and not isinstance(protected, bool):
+            raise _Wrong("protected_from_deletion must be true or false")
+        await create_vhost(broker, name, description, tuple(tags), type_, protected=protected)
 
     async def _permission(self, item: Item) -> None:
         vhost, user = self._vhost_of(item), self._user_of(item)

@@ -29,7 +29,7 @@ from amqp_server.management.request.answer import (
 )
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_node
-from amqp_server.management.resources.queues import home_of, host_of
+from amqp_server.management.resources.queues import home_of, host_of, members_of, online
 from amqp_server.wire import content
 from quorum_queue.machine.peeking import Seen
 from quorum_queue.machine.ready import HEAD, Place
@@ -84,10 +84,8 @@ async def peek(call: Call) -> Any:
         raise bad_request(f"queue '{name}' is a consumer group, which has no messages: look at its stream")
     asked = call.asked(Query)
     wanted = list(_wanted(asked))
-    if not queue.type.is_stream:
-        host = host_of(call.broker, queue)
-        if not host.peeks and not call.local and home_of(call.parts, queue) != call.parts.config.node:
-            return await _ask_home(call, queue)
+    if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
+        return await _ask_others(call, queue)
     try:
         found = await (_of_stream if queue.type.is_stream else _of_queue)(
             call, queue, asked.after, asked.count
@@ -104,14 +102,21 @@ async def peek(call: Call) -> Any:
     return {"messages": rows, "looked_at": looked_at, "next": last}
 
 
-async def _ask_home(call: Call, queue: Queue) -> Any:
-    home = home_of(call.parts, queue)
-    answers = await ask_node(call, home, Query.__struct_fields__)
-    if home in answers.refusals:
-        raise answers.refusals[home]
-    if answers.bodies.get(home) is None:
-        raise refusal_of(Unavailable(f"node '{home}', which has queue '{queue.name}', does not answer"))
-    return answers.bodies[home]
+async def _ask_others(call: Call, queue: Queue) -> Any:
+    """Ask a node that has the messages: the queue's home, or else another member."""
+    parts, own = call.parts, call.parts.config.node
+    home = home_of(parts, queue)
+    nodes = dict.fromkeys([home, *online(parts, members_of(parts, queue))])
+    for node in nodes:
+        if node == own:
+            continue
+        answers = await ask_node(call, node, Query.__struct_fields__)
+        refusal = answers.refusals.get(node)
+        if refusal is not None and refusal.status != 503:
+            raise refusal
+        if answers.bodies.get(node) is not None:
+            return answers.bodies[node]
+    raise refusal_of(Unavailable(f"no node that has queue '{queue.name}' answers; try again"))
 
 
 # -- what is asked -------------------------------------------------------------------------------------------

@@ -1,13 +1,14 @@
-// The messages of a queue: the first ones are got, shown, and requeued at their position. A stream is read.
+// The messages of a queue or stream, shown where they lie: nothing changes by that.
 
-import {post} from "./api.js";
+import {get, post} from "./api.js";
 import {button, fill, h} from "./dom.js";
-import {ask, input, labelled} from "./dialog.js";
+import {input, labelled} from "./dialog.js";
 import {bytes, count, json, table} from "./format.js";
 import {refused} from "./notice.js";
 
-/** Maximum number of messages that the node gives at a time. */
-const SEARCHED = 1_000;
+/** Messages that a search looks through, and maximum number that the node gives at a time. */
+const SEARCHED = {queue: 10_000, stream: 1_000};
+const AT_ONCE = 1_000;
 const SHOWN_MAX = 100;
 /** Bytes of a payload that are shown; bytes of each payload that is searched. */
 const PAYLOAD_BYTES = 51_200;
@@ -17,22 +18,21 @@ const LINE = 160;
 
 const NOTES = {
   stream: "They are read as by a consumer of its own. Nothing changes in the stream.",
-  quorum:
-    "They are put back to their place, and each look counts as a return: after more returns than the delivery limit " +
-    "allows (20, unless the queue says otherwise) a message is dead-lettered or dropped.",
-  classic: "They are put back to their place, and count as delivered once more.",
+  queue: "They stay where they are, and consumers get them as before. Those that consumers hold are not shown.",
 };
 
 /** `type` is the type of the queue. */
 export function peek(vhost, queue, type) {
-  const isStream = type === "stream";
+  const kind = type === "stream" ? "stream" : "queue";
+  const isStream = kind === "stream";
+  const searched = SEARCHED[kind];
   const fields = {
     offset: {name: "offset", label: "From", value: "last", help: "first, last, an offset, or an age such as 1h"},
     count: {name: "count", label: "Messages", type: "number", min: 1, max: SHOWN_MAX, value: 10},
     text: {
       name: "text",
       label: "Search for",
-      help: `In payload, routing key and properties of ${count(SEARCHED)} messages, the first ${bytes(SEARCHED_BYTES)} of each; empty: all are shown.`,
+      help: `In payload, routing key and properties of ${count(searched)} messages, the first ${bytes(SEARCHED_BYTES)} of each; empty: all are shown.`,
     },
   };
   const inputs = {offset: input(fields.offset), count: input(fields.count), text: input(fields.text)};
@@ -54,16 +54,13 @@ export function peek(vhost, queue, type) {
   );
 
   async function look() {
-    if (type === "quorum" && !(await ask("Show messages?", NOTES.quorum, "Show them"))) return;
     const text = inputs.text.value;
     const wanted = Math.min(SHOWN_MAX, Math.max(1, Number(inputs.count.value) || 1));
     const truncate = text ? SEARCHED_BYTES : PAYLOAD_BYTES;
-    const asked = {count: text ? SEARCHED : wanted, encoding: "auto", truncate};
-    const offset = inputs.offset.value.trim();
-    const more = isStream ? {offset: /^\d+$/.test(offset) ? Number(offset) : offset} : {ackmode: "ack_requeue_true"};
+    const most = text ? searched : wanted;
     fill(found, h("p", {}, "Looking …"));
     try {
-      const messages = await post(["queues", vhost, queue, isStream ? "read" : "get"], {...asked, ...more});
+      const messages = await (isStream ? read(most, truncate) : seen(most, truncate));
       const matching = text ? messages.filter((message) => has(message, text)) : messages;
       const told = text
         ? `${count(matching.length)} of ${count(messages.length)} messages match.`
@@ -75,7 +72,26 @@ export function peek(vhost, queue, type) {
     }
   }
 
-  const note = h("p", {class: "about"}, NOTES[type] ?? NOTES.classic);
+  function read(most, truncate) {
+    const offset = inputs.offset.value.trim();
+    const from = /^\d+$/.test(offset) ? Number(offset) : offset;
+    return post(["queues", vhost, queue, "read"], {offset: from, count: most, encoding: "auto", truncate});
+  }
+
+  /** One request looks at a limited number of bytes. */
+  async function seen(most, truncate) {
+    const messages = [];
+    let after = "";
+    while (after !== null && messages.length < most) {
+      const asked = {after, truncate, count: Math.min(AT_ONCE, most - messages.length)};
+      const told = await get(["queues", vhost, queue, "peek"], asked);
+      messages.push(...told.messages);
+      after = told.next;
+    }
+    return messages;
+  }
+
+  const note = h("p", {class: "about"}, NOTES[kind]);
   return h("section", {}, h("h2", {}, "Messages"), note, form, found);
 }
 

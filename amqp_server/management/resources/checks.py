@@ -8,10 +8,11 @@ from typing import Any
 import trio
 
 from amqp_server.broker.access.permissions import Access
+from amqp_server.broker.pattern import compile_filter
 from amqp_server.conditions import certificate_ends
 from amqp_server.errors import AMQPError
 from amqp_server.management.messages.by_hand import get_messages, publish_message
-from amqp_server.management.request.answer import Answer, bad_request, refusal_of
+from amqp_server.management.request.answer import Answer, bad_request, refusal_of, refusing
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_node, ask_others
 from amqp_server.management.resources import queues
@@ -124,6 +125,47 @@ async def mirror_sync_critical(call: Call) -> Any:
         "status": "ok",
         "reason": "single node cluster" if call.parts.administration is None else "no mirrors",
     }
+
+
+#: Bytes of a pattern for names of queues.
+PATTERN_BYTES_MAX = 256
+
+
+async def leaderless(call: Call) -> Any:
+    """Check that each quorum queue whose name matches has a leader that one of its members knows."""
+    with refusing(ValueError):
+        matches = compile_filter(call.path.get("pattern", ".*"), PATTERN_BYTES_MAX)
+    own, hosts = call.parts.config.node, call.broker.hosts
+    if call.parts.administration is None:
+        # Its log needs no votes.
+        return {"status": "ok"}
+    found = []
+    for queue in queues.queues_of(call.broker, call.vhosts()):
+        await call.slices.rest()
+        if queue.type.strict and matches(queue.name):
+            found.append(queue)
+    here = {queue.queue_id for queue in found if own in queue.members and not hosts.leader(queue)}
+    if call.local:
+        return {"queues": sorted(here)}
+    answers = await ask_others(call)
+    without = {node: set(body["queues"]) for node, body in answers.bodies.items() if body} | {own: here}
+    missing = [
+        queue
+        for queue in found
+        if all(node not in without or queue.queue_id in without[node] for node in queue.members)
+    ]
+    if not missing:
+        return {"status": "ok"}
+    rows = [
+        {
+            "name": queue.name,
+            "virtual_host": queue.vhost.name,
+            "readable_name": f"queue '{queue.name}' in vhost '{queue.vhost.name}'",
+            "type": queue.type.name,
+        }
+        for queue in missing
+    ]
+    return _failed("Detected quorum queues without an elected leader", queues=rows)
 
 
 async def below_connection_limit(call: Call) -> Any:

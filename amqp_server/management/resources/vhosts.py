@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+from msgspec.structs import replace
 
 from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRefused
@@ -14,14 +15,16 @@ from amqp_server.management.changes.proposals import clear_parameter, propose, s
 from amqp_server.management.request.answer import (
     NO_CONTENT,
     Answer,
+    Refusal,
     bad_request,
     created,
-    not_found,
+    known,
     refusing,
 )
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import ask_others
+from amqp_server.management.resources.explained import catch_up
 from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.stats import merged
 
@@ -40,17 +43,20 @@ async def _shown(call: Call, vhost: VhostRecord) -> dict[str, Any]:
         "name": vhost.name,
         "description": vhost.description,
         "tags": list(vhost.tags),
-        "metadata": _metadata(vhost),
+        "metadata": metadata_of(vhost),
         "default_queue_type": vhost.default_queue_type or "undefined",
+        "protected_from_deletion": vhost.protected_from_deletion,
         "tracing": _is_traced(call.broker, vhost.name),
         "cluster_state": {call.parts.config.node: "running"},
     } | told
 
 
-def _metadata(vhost: VhostRecord) -> dict[str, Any]:
+def metadata_of(vhost: VhostRecord) -> dict[str, Any]:
     told: dict[str, Any] = {"description": vhost.description, "tags": list(vhost.tags)}
     if vhost.default_queue_type:
         told["default_queue_type"] = vhost.default_queue_type
+    if vhost.protected_from_deletion:
+        told["protected_from_deletion"] = True
     return told
 
 
@@ -94,6 +100,8 @@ class VhostRequest(msgspec.Struct):
     tags: str | list[str] | None = None
     #: If it is missing, the vhost keeps its type.
     default_queue_type: str | None = None
+    #: The same.
+    protected_from_deletion: bool | None = None
     tracing: bool | None = None
 
 
@@ -103,17 +111,30 @@ async def put_vhost(call: Call) -> Answer:
     told = tuple(tag.strip() for tag in tags if tag.strip())
     name = call.path["vhost"]
     with refusing(VhostRefused, ParameterRefused):
-        new = await create_vhost(call.broker, name, asked.description or "", told, _type(call, asked))
+        new = await create_vhost(
+            call.broker,
+            name,
+            asked.description or "",
+            told,
+            _type(call, asked),
+            protected=asked.protected_from_deletion,
+        )
         if asked.tracing is not None:
             await _trace(call.broker, name, on=asked.tracing)
     return created(new)
 
 
 async def create_vhost(
-    broker: Broker, name: str, description: str, tags: tuple[str, ...], default_queue_type: str
+    broker: Broker,
+    name: str,
+    description: str,
+    tags: tuple[str, ...],
+    default_queue_type: str,
+    *,
+    protected: bool | None = None,
 ) -> bool:
     """Return True if the vhost is new. Raises VhostRefused."""
-    record = broker.vhost_records.prepare(name, description, tags, default_queue_type)
+    record = broker.vhost_records.prepare(name, description, tags, default_queue_type, protected=protected)
     return (await propose(broker, PutVhost(record))).changed
 
 
@@ -146,10 +167,32 @@ async def start(call: Call) -> Answer:
     return NO_CONTENT
 
 
+async def protect(call: Call) -> Answer:
+    return await _protect(call, protected=True)
+
+
+async def lift_protection(call: Call) -> Answer:
+    return await _protect(call, protected=False)
+
+
+async def _protect(call: Call, *, protected: bool) -> Answer:
+    await catch_up(call.broker)
+    record = known(call.broker.vhost_records.get(call.path["vhost"]))
+    await propose(call.broker, PutVhost(replace(record, protected_from_deletion=protected)))
+    return NO_CONTENT
+
+
 async def delete_vhost(call: Call) -> Answer:
     name = call.path["vhost"]
-    if name not in call.broker.vhost_records:
-        raise not_found()
+    # Another node may have protected it.
+    await catch_up(call.broker)
+    if known(call.broker.vhost_records.get(name)).protected_from_deletion:
+        raise Refusal(
+            412,
+            "precondition_failed",
+            f"virtual host '{name}' is protected from deletion: lift the protection first "
+            f"(mqctl disable_vhost_protection_from_deletion)",
+        )
     # With everything in it; its connections are closed.
     await propose(call.broker, DeleteVhost(name))
     return NO_CONTENT

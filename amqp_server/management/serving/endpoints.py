@@ -56,6 +56,8 @@ class Endpoint(NamedTuple):
 
 _get, _put, _post, _delete = (partial(Endpoint, method) for method in ("GET", "PUT", "POST", "DELETE"))
 
+_LEADERLESS = "/api/health/checks/quorum-queues-without-elected-leaders"
+
 ENDPOINTS = (
     _get("/api/overview", MANAGEMENT, node.overview, everywhere=True),
     _get("/api/cluster-name", MANAGEMENT, node.cluster_name),
@@ -101,6 +103,10 @@ ENDPOINTS = (
     _get("/api/health/checks/is-in-service", MANAGEMENT, checks.ready_to_serve),
     _get("/api/health/checks/below-node-connection-limit", MANAGEMENT, checks.below_connection_limit),
     _get("/api/health/checks/node-is-quorum-critical", MANAGEMENT, cluster.quorum_critical),
+    _get(_LEADERLESS + "/all-vhosts", MONITORING, checks.leaderless, everywhere=True),
+    _get(_LEADERLESS + "/all-vhosts/pattern/{pattern}", MONITORING, checks.leaderless, everywhere=True),
+    _get(_LEADERLESS + "/vhost/{vhost}", MONITORING, checks.leaderless, everywhere=True),
+    _get(_LEADERLESS + "/vhost/{vhost}/pattern/{pattern}", MONITORING, checks.leaderless, everywhere=True),
     _get("/api/health/checks/failed-queues", MONITORING, failed_queues.check),
     _get("/api/failed-queues", MONITORING, failed_queues.failed),
     _get("/api/failed-queues/{vhost}", MONITORING, failed_queues.failed),
@@ -182,6 +188,8 @@ ENDPOINTS = (
     _put("/api/vhosts/{vhost}", ADMINISTRATOR, vhosts.put_vhost),
     _delete("/api/vhosts/{vhost}", ADMINISTRATOR, vhosts.delete_vhost),
     _post("/api/vhosts/{vhost}/start/{node}", ADMINISTRATOR, vhosts.start),
+    _post("/api/vhosts/{vhost}/deletion/protection", ADMINISTRATOR, vhosts.protect),
+    _delete("/api/vhosts/{vhost}/deletion/protection", ADMINISTRATOR, vhosts.lift_protection),
     _get("/api/vhosts/{vhost}/permissions", ADMINISTRATOR, users.permissions_of_vhost),
     _get(
         "/api/vhosts/{vhost}/connections",

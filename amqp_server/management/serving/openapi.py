@@ -44,6 +44,7 @@ REFUSALS = {
     401: "The login is missing or wrong, or the user has no permission for this.",
     404: "The object does not exist.",
     409: "The object is in a state in which this is not possible.",
+    412: "Something that protects the object has to be lifted first.",
     413: "The body is too large.",
     414: "The path or the query is too long.",
     415: "Another web page made the browser send this request.",

@@ -12,7 +12,7 @@ from typing import Any
 import click
 
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
-from amqp_server.mqctl.command import Choice, Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import show
 
@@ -37,7 +37,7 @@ NAMED_MAX = 10
 
 def _reason(told: dict[str, Any]) -> str:
     named = [f"{alarm['resource']} of {alarm['node']}" for alarm in told.get("alarms", ())]
-    named += told.get("queues", ())
+    named += [each["readable_name"] if isinstance(each, dict) else each for each in told.get("queues", ())]
     named += [f"{each['file']} ({each['cert_expires_on']})" for each in told.get("expired", ())]
     more = [f"and {len(named) - NAMED_MAX} more"] if len(named) > NAMED_MAX else []
     return ": ".join(filter(None, (str(told["reason"]), ", ".join(named[:NAMED_MAX] + more))))
@@ -66,6 +66,20 @@ _check(
     "no queue loses its majority if the node at --url stops",
     "The node may be stopped",
 )
+
+
+@mqctl.command(
+    "check_for_quorum_queues_without_an_elected_leader",
+    help="Checks that all quorum queues whose names match PATTERN, a regular expression, have a leader. Exit code 0 if they do.",
+)
+@in_vhost
+@click.option("--across-all-vhosts", is_flag=True, help="Check the queues of all virtual hosts.")
+@click.argument("pattern", default=".*")
+@pass_invocation
+def check_leaders(invocation: Invocation, vhost: str, across_all_vhosts: bool, pattern: str) -> None:
+    where = ("all-vhosts",) if across_all_vhosts else ("vhost", vhost)
+    _checked(invocation, "quorum-queues-without-elected-leaders", *where, "pattern", pattern)
+    invocation.say("All quorum queues whose names match have a leader")
 
 
 @mqctl.command("check_port_listener", help="Checks that the node listens on PORT. Exit code 0 if it does.")

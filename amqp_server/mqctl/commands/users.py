@@ -8,7 +8,10 @@ from amqp_server.mqctl.client import DATA_ERROR, NO_USER, SOFTWARE, UNAVAILABLE,
 from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation, password_argument
 from amqp_server.mqctl.table import pick, show, show_columns
 
-VHOST = {name: name for name in ("name", "description", "tags", "default_queue_type", "tracing")}
+VHOST = {
+    name: name
+    for name in ("name", "description", "tags", "default_queue_type", "protected_from_deletion", "tracing")
+}
 
 
 def _exists(invocation: Invocation, *path: str) -> bool:
@@ -143,7 +146,30 @@ def set_vhost_tags(invocation: Invocation, vhost: str, tags: tuple[str, ...]) ->
 
 
 @mqctl.command(
-    "delete_vhost", help="Deletes a virtual host with all its queues, messages, exchanges and permissions."
+    "enable_vhost_protection_from_deletion",
+    help="Protects a virtual host from deletion, until `mqctl disable_vhost_protection_from_deletion`.",
+)
+@click.argument("vhost")
+@pass_invocation
+def enable_vhost_protection_from_deletion(invocation: Invocation, vhost: str) -> None:
+    _require_vhost(invocation, vhost)
+    invocation.client.post("vhosts", vhost, "deletion", "protection", body={})
+
+
+@mqctl.command(
+    "disable_vhost_protection_from_deletion",
+    help="Lifts the protection of a virtual host, so that it can be deleted again.",
+)
+@click.argument("vhost")
+@pass_invocation
+def disable_vhost_protection_from_deletion(invocation: Invocation, vhost: str) -> None:
+    _require_vhost(invocation, vhost)
+    invocation.client.delete("vhosts", vhost, "deletion", "protection")
+
+
+@mqctl.command(
+    "delete_vhost",
+    help="Deletes a virtual host with all its queues, messages, exchanges and permissions. Refused if it is protected from deletion.",
 )
 @click.argument("vhost")
 @pass_invocation
@@ -154,7 +180,7 @@ def delete_vhost(invocation: Invocation, vhost: str) -> None:
 
 @mqctl.command(
     "list_vhosts",
-    help="Lists the virtual hosts. COLUMNS (default: name) may be: name, description, tags, default_queue_type, tracing.",
+    help="Lists the virtual hosts. COLUMNS (default: name) may be: name, description, tags, default_queue_type, protected_from_deletion, tracing.",
 )
 @click.argument("columns", nargs=-1)
 @pass_invocation

@@ -42,6 +42,47 @@ def declared(ring: Ring, queue: str) -> None:
     wait_until(f"{queue} is declared", done)
 
 
+LEADERLESS = "/api/health/checks/quorum-queues-without-elected-leaders"
+
+
+def test_queues_without_a_leader_are_told(ring: Ring) -> None:
+    declared(ring, "waits")
+    declared(ring, "other")
+    alone = QUORUM | {"x-quorum-initial-group-size": 1}
+    with ring.connection("n1") as connection:
+        connection.channel().queue_declare("alone", durable=True, arguments=alone)
+    wait_until(
+        "all is well",
+        lambda: all(ring.ask("GET", name, f"{LEADERLESS}/all-vhosts/")[0] == 200 for name in ring.names),
+    )
+    (member,) = ring.ask("GET", "n1", "/api/queues/%2F/alone")[1]["members"]
+    # Its only member runs.
+    expected = ["other", "waits"] if member == "n1" else ["alone", "other", "waits"]
+    for name in ("n2", "n3"):
+        ring.nodes[name].kill()
+
+    def told(path: str) -> tuple[int, list[str]]:
+        status, body = ring.ask("GET", "n1", f"{LEADERLESS}/{path}")
+        return status, sorted(row["name"] for row in body.get("queues", ()))
+
+    wait_until(
+        "both are told",
+        lambda: told("all-vhosts") == (503, expected),
+        state=lambda: str(ring.ask("GET", "n1", f"{LEADERLESS}/all-vhosts")),
+    )
+    assert told("vhost/%2F") == (503, expected)
+    assert told("vhost/%2F/pattern/^wait") == (503, ["waits"])
+    assert told("all-vhosts/pattern/nowhere") == (200, [])
+    assert told("all-vhosts/pattern/(")[0] == 400 and told("vhost/none")[0] == 404
+    with pytest.raises(Failure, match="queue 'waits' in vhost '/'"):
+        ring.mqctl("n1", "check_for_quorum_queues_without_an_elected_leader", "waits")
+    ring.start("n2")
+    lost = ["alone"] if member == "n3" else []
+    wait_until("a majority leads again", lambda: told("all-vhosts") == (503 if lost else 200, lost))
+    ring.start("n3")
+    wait_until("all is well again", lambda: told("all-vhosts") == (200, []))
+
+
 def test_a_node_alone_takes_publishes_and_confirms_none(ring: Ring) -> None:
     declared(ring, "waits")
     for name in ("n2", "n3"):

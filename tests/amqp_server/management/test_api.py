@@ -191,6 +191,39 @@ async def test_default_queue_type_of_a_vhost(connect: Connect, parts: ManagedPar
     assert (await client.get("vhosts/v")).json()["default_queue_type"] == "undefined"
 
 
+async def test_a_protected_vhost_is_not_deleted(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    guard = "vhosts/v/deletion/protection"
+    assert (await client.post(guard)).status_code == 404
+    await client.put("vhosts/v", json={})
+    assert (await client.get("vhosts/v")).json()["protected_from_deletion"] is False
+    for name in ("manager", "watcher"):
+        assert (await connect(name).post(guard)).status_code == 401
+        assert (await connect(name).delete(guard)).status_code == 401
+    assert (await client.post(guard)).status_code == 204
+    assert (await client.post(guard)).status_code == 204
+    refused = await client.delete("vhosts/v")
+    assert (refused.status_code, refused.json()["error"]) == (412, "precondition_failed")
+    # Nothing but the protection itself lifts it.
+    for body in ({"description": "d"}, {"default_queue_type": "quorum"}, {"tracing": True}):
+        assert (await client.put("vhosts/v", json=body)).status_code == 204
+        shown = (await client.get("vhosts/v")).json()
+        assert (shown["protected_from_deletion"], shown["metadata"]["protected_from_deletion"]) == (
+            True,
+            True,
+        )
+    assert (await client.delete("vhosts/v")).status_code == 412
+    assert (await client.delete(guard)).status_code == 204
+    assert (await client.delete("vhosts/v")).status_code == 204
+    assert (await client.put("vhosts/v", json={"protected_from_deletion": True})).status_code == 201
+    assert (await client.delete("vhosts/v")).status_code == 412
+    # A new one of the same name begins without.
+    assert (await client.put("vhosts/v", json={"protected_from_deletion": False})).status_code == 204
+    assert (await client.delete("vhosts/v")).status_code == 204
+    await client.put("vhosts/v", json={})
+    assert (await client.delete("vhosts/v")).status_code == 204
+
+
 class NoMajority(LocalReplication):
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         assert done is not None

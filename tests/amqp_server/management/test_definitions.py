@@ -43,7 +43,15 @@ async def test_export_import_export(connect: Connect, node: ManagedNode, tmp_pat
     # That user does not exist.
     node.broker.access.permissions.clear_user("other")
     for path, body in (
-        ("vhosts/v", {"description": "d", "tags": "a,b", "default_queue_type": "quorum"}),
+        (
+            "vhosts/v",
+            {
+                "description": "d",
+                "tags": "a,b",
+                "default_queue_type": "quorum",
+                "protected_from_deletion": True,
+            },
+        ),
         ("users/ann", {"password": "secret", "tags": "monitoring"}),
         (
             "users/bob",

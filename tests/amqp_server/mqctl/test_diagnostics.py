@@ -95,9 +95,17 @@ def test_what_else_rabbitmqctl_has(mqctl: Mqctl) -> None:
     assert mqctl("clear_password", "gone").code == 67
     assert mqctl("add_vhost", "tagged", "--description", "d", "--default-queue-type", "quorum").code == 0
     assert mqctl("set_vhost_tags", "tagged", "a", "b").code == 0
-    columns = ("name", "description", "tags", "default_queue_type")
-    assert ["tagged", "d", "[a, b]", "quorum"] in mqctl("list_vhosts", *columns).rows
+    assert mqctl("enable_vhost_protection_from_deletion", "tagged").code == 0
+    assert mqctl("set_vhost_tags", "tagged", "b", "c").code == 0
+    columns = ("name", "description", "tags", "default_queue_type", "protected_from_deletion")
+    assert ["tagged", "d", "[b, c]", "quorum", "true"] in mqctl("list_vhosts", *columns).rows
+    refused = mqctl("delete_vhost", "tagged")
+    assert refused.code == 65 and "is protected from deletion" in refused.err
+    assert mqctl("disable_vhost_protection_from_deletion", "tagged").code == 0
     assert mqctl("delete_vhost", "tagged").code == 0
+    assert mqctl("enable_vhost_protection_from_deletion", "tagged").code == 69
+    assert mqctl("check_for_quorum_queues_without_an_elected_leader", "--across-all-vhosts", ".*").code == 0
+    assert mqctl("check_for_quorum_queues_without_an_elected_leader", "(").code == 65
     assert mqctl("list_queues", "name", "message_bytes_unacknowledged", "head_message_timestamp").code == 0
 
 
