@@ -317,7 +317,7 @@ class Paging(QueueHost):
             if why or self.ended:
                 done(why[0] if why else Refused(self._ended_text))
                 return
-            found = peek(self.machine.ready, behind, count, size)
+            found = peek(self.machine, behind, count, size)
             missing = [run for _, run in found if run.contents is None]
             waits = self._ask(missing, came) if missing else 0
             if not waits:
@@ -326,11 +326,13 @@ class Paging(QueueHost):
         def came() -> None:
             nonlocal waits
             waits -= 1
+            if waits:
+                return
             if self.ended:
                 done(Refused(self._ended_text))
-            elif not waits:
+            else:
                 # Some messages may be gone meanwhile.
-                done(list(self._with_bodies(peek(self.machine.ready, behind, count, size))))
+                done(list(self._with_bodies(peek(self.machine, behind, count, size))))
 
         self.barrier(begin)
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from quorum_queue.machine.ready import Place, Ready
+from quorum_queue.machine.ready import Place
 from quorum_queue.machine.run import Run
+
+if TYPE_CHECKING:
+    from quorum_queue.machine.machine import Machine
 
 
 class Seen(NamedTuple):
@@ -19,12 +22,16 @@ class Seen(NamedTuple):
         return (Place(self.level, seq) for seq in self.run.seqs)
 
 
-def peek(ready: Ready, behind: Place, count: int, size: int) -> list[Seen]:
+def peek(machine: Machine, behind: Place, count: int, size: int) -> list[Seen]:
     """Return copies of at most `count` messages behind a place, in the order of delivery, with `size` bytes
-    of contents together; one at least, however large it is. Their bodies may be on the disk.
+    of contents together; one at least, however large it is. Their bodies may be on the disk. Messages of a
+    transaction that is not complete are not shown.
     """
     found: list[Seen] = []
-    for level, run, first in ready.behind(behind):
+    for level, run, first in machine.ready.behind(behind):
+        if run.seqs.start >= machine.held_from:
+            # Held messages are in runs of their own.
+            continue
         stop = min(first + count, len(run.seqs))
         part = run.seen(first, stop)
         fits = _fitting(part, size)

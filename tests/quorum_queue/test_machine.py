@@ -396,7 +396,7 @@ class MachineComparison(RuleBasedStateMachine):
         """Look at all ready messages, a few at a time."""
         found: list[Run] = []
         place = HEAD
-        while page := peek(self.machine.ready, place, 3, 12):
+        while page := peek(self.machine, place, 3, 12):
             assert 1 <= sum(len(seen.run.seqs) for seen in page) <= 3
             assert len(page) == len(page[0].run.seqs) == 1 or sum(seen.run.size for seen in page) <= 12
             found += [seen.run for seen in page]

@@ -110,8 +110,8 @@ class Peeking(Warming):
         if host.ended:
             self._done(Refused(f"the queue is {host.ended}; try again"))
             return
-        ready, find = host.replica.machine.ready, host.replica.find
-        found = peek(ready, self._behind, self._count, self._size)
+        find = host.replica.find
+        found = peek(host.replica.machine, self._behind, self._count, self._size)
         self._found = [(each, find(each.run.seqs)) for each in found]
         answer: list[Seen] = []
         for each, places in self._found:

@@ -21,6 +21,11 @@ TYPES: dict[str, dict[str, Any]] = {
 COUNT = 2_500
 
 
+def told(ring: Ring, node: str, *asked: str) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = json.loads(ring.mqctl(node, "--formatter", "json", *asked))
+    return rows
+
+
 @pytest.mark.parametrize("kind", TYPES)
 def test_messages_are_seen_at_any_node(ring: Ring, kind: str) -> None:
     queue = f"seen {kind}/é"
@@ -34,27 +39,24 @@ def test_messages_are_seen_at_any_node(ring: Ring, kind: str) -> None:
             channel.basic_publish("", queue, b"%d " % number + b"x" * 200, properties)
         for node in NAMES:
             # What was confirmed by one node is seen at all others at once.
-            rows = json.loads(ring.mqctl(node, "--formatter", "json", "peek", queue, "-n", "3"))
+            rows = told(ring, node, "peek", queue, "-n", "3")
             assert [row["payload"].split()[0] for row in rows] == ["0", "1", "2"]
-            rows = json.loads(
-                ring.mqctl(node, "--formatter", "json", "peek", queue, "--from", rows[1]["place"])
-            )
+            rows = told(ring, node, "peek", queue, "--from", rows[1]["place"])
             assert [row["payload"].split()[0] for row in rows] == [str(number) for number in range(2, 12)]
-            found = json.loads(
-                ring.mqctl(node, "--formatter", "json", "search", queue, "--header", f"number={COUNT - 1}")
-            )
+            found = told(ring, node, "search", queue, "--header", f"number={COUNT - 1}")
             assert [row["properties"]["message_id"] for row in found] == [str(COUNT - 1)]
-            found = json.loads(
-                ring.mqctl(
-                    node, "--formatter", "json", "search", queue, "--header", "odd=true", "--contains", "77 x"
-                )
-            )
+            found = told(ring, node, "search", queue, "--header", "odd=true", "--contains", "77 x")
             assert [row["properties"]["message_id"] for row in found] == [
                 str(number) for number in range(COUNT) if number % 100 == 77
             ]
+        # A message that is larger than all that one request looks at.
+        channel.basic_publish("", queue, b"y" * 3_000_000, pika.BasicProperties(delivery_mode=2))
+        for node in NAMES:
+            rows = told(ring, node, "peek", queue, "--from", found[-1]["place"], "-n", "1000")
+            assert len(rows) == COUNT - 2_477 and rows[-1]["payload"] == "y" * 50_000
         if kind != "stream":
             method, _, _ = channel.basic_get(queue)
-            assert method.redelivered is False and method.message_count == COUNT - 1
+            assert method.redelivered is False and method.message_count == COUNT
             channel.basic_ack(method.delivery_tag)
         with pytest.raises(Failure, match="no queue 'nowhere'"):
             ring.mqctl("n1", "peek", "nowhere")
@@ -71,7 +73,7 @@ def test_messages_of_a_queue_whose_leader_died(ring: Ring) -> None:
 
         def seen() -> bool:
             try:
-                rows = json.loads(ring.mqctl("n1", "--formatter", "json", "peek", "seen", "-n", "100"))
+                rows = told(ring, "n1", "peek", "seen", "-n", "100")
             except Failure as failure:
                 assert failure.status == 503, failure
                 return False

@@ -27,7 +27,15 @@ PATH = {
     "kind": "q",
 }
 PATH |= {"destination": "q", "properties": "~", "component": "policy", "exchange": "x"}
-PATH |= {"message_id": "m", "port": "1", "protocol": "amqp", "within": "1", "unit": "weeks", "offset": "o"}
+PATH |= {
+    "message_id": "m",
+    "port": "1",
+    "protocol": "amqp",
+    "within": "1",
+    "unit": "weeks",
+    "offset": "o",
+    "pattern": ".*",
+}
 
 
 @pytest.mark.parametrize(
