@@ -43,7 +43,7 @@ class FailedHost(QueueHost):
         return []
 
     @property
-    def _ended_text(self) -> str:
+    def ended_text(self) -> str:
         return self._why
 
     def apply_pending(self) -> None:

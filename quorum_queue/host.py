@@ -195,7 +195,7 @@ class QueueHost:
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
         """Attach a consumer; see quorum_queue.ports.Host."""
         if self.ended:
-            done(self._ended_text)
+            done(self.ended_text)
             return
         self.begin_asking().attaching[consumer.key] = done
         self.submit(("attach", consumer))
@@ -203,7 +203,7 @@ class QueueHost:
     def get(self, consumer: Consumer, done: Callable[[Got | Refused | None], None]) -> None:
         """Deliver one message to a consumer that is not attached (basic.get)."""
         if self.ended:
-            done(None if self.ended == "deleted" else Refused(self._ended_text))
+            done(None if self.ended == "deleted" else Refused(self.ended_text))
             return
         consumer.attached = False
         self.begin_asking().getting.setdefault(consumer.key, deque()).append(done)
@@ -212,7 +212,7 @@ class QueueHost:
     def purge(self, done: Callable[[int | Refused], None]) -> None:
         """Drop all ready messages."""
         if self.ended:
-            done(0 if self.ended == "deleted" else Refused(self._ended_text))
+            done(0 if self.ended == "deleted" else Refused(self.ended_text))
             return
         token = self._token()
         self.begin_asking().purging[token] = done
@@ -229,7 +229,7 @@ class QueueHost:
         """See quorum_queue.ports.Host."""
         if self.ended:
             # What a transaction sends to a queue that is deleted is lost with the queue.
-            done(READY if self.ended == "deleted" else Refused(self._ended_text))
+            done(READY if self.ended == "deleted" else Refused(self.ended_text))
             return
         token = self._token()
         self.begin_asking().preparing[token] = self._when_all(done) if level == ALL else done
@@ -266,14 +266,14 @@ class QueueHost:
     def _seal_in_order(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         """Seal the queue after all pending commands and before all later ones."""
         if self.ended:
-            done(Sealed(SEALED, 0) if self.ended == "deleted" else Refused(self._ended_text))
+            done(Sealed(SEALED, 0) if self.ended == "deleted" else Refused(self.ended_text))
             return
         token = self._token()
         self.begin_asking().sealing[token] = done
         self.submit(("seal", token, condition))
 
     @property
-    def _ended_text(self) -> str:
+    def ended_text(self) -> str:
         """Text for clients that come too late."""
         return _ENDED_TEXTS.get(self.ended, "")
 
@@ -293,7 +293,7 @@ class QueueHost:
 
     def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
         """See quorum_queue.ports.Host."""
-        done(Refused(self._ended_text) if self.ended else NOT_HERE)
+        done(Refused(self.ended_text) if self.ended else NOT_HERE)
 
     # -- answers ---------------------------------------------------------------------------------------------
 
@@ -341,7 +341,7 @@ class QueueHost:
         asking = self.asking
         if asking.barriers:
             barriers, asking.barriers = asking.barriers, []
-            why = (Refused(self._ended_text),) if self.ended == "failed" else ()
+            why = (Refused(self.ended_text),) if self.ended == "failed" else ()
             for _, passed in barriers:
                 passed(*why)
 

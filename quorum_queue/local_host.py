@@ -367,7 +367,7 @@ class LocalHost(DeadLettering):
     def message_status(self, message_id: bytes, done: Callable[[Found | Refused], None]) -> None:
         def passed(*why: Refused) -> None:
             if why or self.ended:
-                done(why[0] if why else Refused(self._ended_text))
+                done(why[0] if why else Refused(self.ended_text))
                 return
             services = self.services
             now_ms, wall_ms = services.queue_time.now_ms(), services.clock.wall_ms()

@@ -315,7 +315,7 @@ class Paging(QueueHost):
         def begin(*why: Refused) -> None:
             nonlocal waits
             if why or self.ended:
-                done(why[0] if why else Refused(self._ended_text))
+                done(why[0] if why else Refused(self.ended_text))
                 return
             found = peek(self.machine, behind, count, size)
             missing = [run for _, run in found if run.contents is None]
@@ -329,7 +329,7 @@ class Paging(QueueHost):
             if waits:
                 return
             if self.ended:
-                done(Refused(self._ended_text))
+                done(Refused(self.ended_text))
             else:
                 # Some messages may be gone meanwhile.
                 done(list(self._with_bodies(peek(self.machine, behind, count, size))))

@@ -210,6 +210,12 @@ async def read(call: Call) -> Any:
 # -- of the broker -------------------------------------------------------------------------------------------
 
 
+def refuse_while_blocked(broker: Broker) -> None:
+    """Raise PreconditionFailed while an alarm blocks publishers."""
+    if broker.alarms.active:
+        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+
+
 async def publish_message(
     broker: Broker,
     vhost: str,
@@ -224,8 +230,7 @@ async def publish_message(
 
     Properties have their AMQP names (`content_type`, `headers` …).
     """
-    if broker.alarms.active:
-        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    refuse_while_blocked(broker)
     method = methods.make(commands.Basic.Publish, exchange=exchange, routing_key=routing_key, mandatory=True)
     with Direct(broker, vhost, user, access) as direct:
         return await direct.publish(method, properties, body)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -10,10 +11,10 @@ from pamqp import commands
 
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.topology.consumer_groups import refuse_publish
-from amqp_server.errors import NotFound, PreconditionFailed
+from amqp_server.errors import NotFound
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got
-from amqp_server.management.messages.by_hand import GET_BYTES_MAX, require_read
+from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_blocked, require_read
 from amqp_server.management.request.answer import bad_request, not_found
 from amqp_server.management.request.call import Call
 
@@ -98,6 +99,14 @@ async def redrive(call: Call) -> Any:
 # -- of the broker
 
 
+@asynccontextmanager
+async def _confirming(broker: Broker, vhost: str) -> AsyncIterator[Direct]:
+    """Open a session in which publishes are confirmed."""
+    with Direct(broker, vhost, ITSELF) as direct:
+        await direct.ask(commands.Confirm.Select())
+        yield direct
+
+
 async def move_messages(
     parts: ManagedParts, vhost: str, source: str, destination: str, count: int
 ) -> tuple[int, int]:
@@ -107,16 +116,14 @@ async def move_messages(
     between, it is in both queues.
     """
     broker = parts.broker
-    if broker.alarms.active:
-        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    refuse_while_blocked(broker)
     queue = broker.vhost(vhost).queues.get(destination)
     if queue is None:
         raise NotFound(f"no queue '{destination}' in vhost '{vhost}'")
     if queue.type.is_group:
         raise refuse_publish(queue)
     moved = 0
-    with Direct(broker, vhost, ITSELF) as direct:
-        await direct.ask(commands.Confirm.Select())
+    async with _confirming(broker, vhost) as direct:
         while moved < count:
             got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
             if not got:
@@ -133,11 +140,9 @@ async def redrive_messages(parts: ManagedParts, vhost: str, source: str, count: 
     how many stay at their places.
     """
     broker = parts.broker
-    if broker.alarms.active:
-        raise PreconditionFailed(f"publishers are blocked: {broker.alarms.reason}")
+    refuse_while_blocked(broker)
     moved = seen = 0
-    with Direct(broker, vhost, ITSELF) as direct:
-        await direct.ask(commands.Confirm.Select())
+    async with _confirming(broker, vhost) as direct:
         while seen < count:
             got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE))
             if not got:

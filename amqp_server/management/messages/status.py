@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from amqp_server.broker import message_status
 from amqp_server.errors import AMQPError, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.request.answer import refusal_of
 from amqp_server.management.request.call import Call
-
-if TYPE_CHECKING:
-    pass
 
 
 async def status(call: Call) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import sys
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,6 +19,17 @@ from amqp_server.mqctl.table import show, show_columns
 
 #: Messages that one request moves, at most; messages that one request reads.
 MOVED_AT_ONCE, READ_AT_ONCE = 10_000, 1_000
+
+
+def how_many(default: int, most: int | None = None) -> Callable[[Any], Any]:
+    return click.option(
+        "-n",
+        "--count",
+        type=click.IntRange(1, most),
+        default=default,
+        show_default=True,
+        help="Number of messages to print, at most.",
+    )
 
 
 @mqctl.command(
@@ -230,14 +242,7 @@ def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None) -
     show_default=True,
     help="Where to begin: first, last, the number of a message, or an age such as 1h.",
 )
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1, READ_AT_ONCE),
-    default=10,
-    show_default=True,
-    help="Number of messages to print, at most.",
-)
+@how_many(10, READ_AT_ONCE)
 @click.option(
     "--filter", "filter_", metavar="VALUE", help="Only messages with this value of x-stream-filter-value."
 )
@@ -255,6 +260,20 @@ def read(
 
 def _offset(given: str) -> object:
     return int(given) if given.isascii() and given.isdigit() else given
+
+
+def _pages(
+    invocation: Invocation, vhost: str, queue: str, after: str, left: int, **wanted: str
+) -> Iterator[dict[str, Any]]:
+    """Look at `left` messages behind a place. One request looks at a limited number of them, and of bytes."""
+    while left > 0:
+        asked = {"after": after, "count": str(min(left, READ_AT_ONCE)), **wanted}
+        page = invocation.client.get("queues", vhost, queue, "peek", **asked)
+        yield page
+        if page["next"] is None:
+            return
+        left -= page["looked_at"]
+        after = page["next"]
 
 
 SEEN = ("place", "exchange", "routing_key", "redelivered", "properties", "payload")
@@ -277,27 +296,11 @@ def _show_seen(rows: list[dict[str, Any]], invocation: Invocation) -> None:
     default="",
     help="Begin behind the message at this place, which the column `place` shows. By default at the head.",
 )
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1, READ_AT_ONCE),
-    default=10,
-    show_default=True,
-    help="Number of messages to print, at most.",
-)
+@how_many(10, READ_AT_ONCE)
 @pass_invocation
 def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int) -> None:
-    rows: list[dict[str, Any]] = []
-    while len(rows) < count:
-        told = invocation.client.get(
-            "queues", vhost, queue, "peek", after=after, count=str(count - len(rows))
-        )
-        rows += told["messages"]
-        # One request looks at a limited number of bytes.
-        if told["next"] is None:
-            break
-        after = told["next"]
-    _show_seen(rows, invocation)
+    pages = _pages(invocation, vhost, queue, after, count)
+    _show_seen([row for page in pages for row in page["messages"]], invocation)
 
 
 @mqctl.command(
@@ -312,14 +315,7 @@ def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int)
 )
 @click.option("--contains", metavar="TEXT", help="Their payload contains this text.")
 @click.option("--from", "after", metavar="PLACE", default="", help="Begin behind the message at this place.")
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1),
-    default=100,
-    show_default=True,
-    help="Number of messages to print, at most.",
-)
+@how_many(100)
 @pass_invocation
 def search(
     invocation: Invocation,
@@ -340,14 +336,11 @@ def search(
     left = int(invocation.client.get("queues", vhost, queue)["messages_ready"])
     looked_at = 0
     with progress(f"Searching {queue}"):
-        while looked_at < left and len(rows) < count:
-            asked = {"after": after, "count": str(min(left - looked_at, READ_AT_ONCE)), **wanted}
-            told = invocation.client.get("queues", vhost, queue, "peek", **asked)
-            rows += told["messages"]
-            looked_at += told["looked_at"]
-            if told["next"] is None:
+        for page in _pages(invocation, vhost, queue, after, left, **wanted):
+            rows += page["messages"]
+            looked_at += page["looked_at"]
+            if len(rows) >= count:
                 break
-            after = told["next"]
     _show_seen(rows[:count], invocation)
     if not invocation.json:
         click.echo(f"{looked_at} messages were looked at", err=True)

@@ -328,7 +328,7 @@ class StreamMemberHost(MemberReaders):
             self.names.hear()
         barriers, self._pending_barriers = self._pending_barriers, []
         if self.ended:
-            why = (Refused(self._ended_text),) if self.ended != "deleted" else ()
+            why = (Refused(self.ended_text),) if self.ended != "deleted" else ()
             for done in barriers:
                 done(*why)
         elif self.group.flights:

@@ -72,10 +72,10 @@ class MemberReaders(MemberSegments):
             if known:
                 done()
             else:
-                done(Refused(self._ended_text or "no majority of the stream's members answers"))
+                done(Refused(self.ended_text or "no majority of the stream's members answers"))
 
         if self.ended:
-            done(Refused(self._ended_text))
+            done(Refused(self.ended_text))
         else:
             self.group.catch_up(caught_up)
 

@@ -108,7 +108,7 @@ class Peeking(Warming):
         """Answer now, or when the bodies are there."""
         host = self._host
         if host.ended:
-            self._done(Refused(f"the queue is {host.ended}; try again"))
+            self._done(Refused(host.ended_text))
             return
         find = host.replica.find
         found = peek(host.replica.machine, self._behind, self._count, self._size)

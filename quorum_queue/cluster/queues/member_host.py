@@ -268,7 +268,7 @@ class GroupHost(DeferredHost):
 
         def passed(*why: Refused) -> None:
             if why or self.ended:
-                refused(why[0] if why else Refused(self._ended_text))
+                refused(why[0] if why else Refused(self.ended_text))
             else:
                 then()
 

@@ -210,7 +210,7 @@ class RemoteHost(DeferredHost):
 
     def message_status(self, message_id: bytes, done: answers.Done) -> None:
         if self.ended or not self.records:
-            done(Refused(self._ended_text) if self.ended else answers.NO_RECORD)
+            done(Refused(self.ended_text) if self.ended else answers.NO_RECORD)
             return
         token = self._token()
         self.begin_asking().looking[token] = done
