@@ -9,7 +9,7 @@ from operator import itemgetter
 
 from persistence.commits.layer import Append
 from persistence.ports import Store
-from persistence.record import SEQ_MAX, Payload, Record, RecoveredQueue
+from persistence.record import SEQ_MAX, Payload, Record, RecoveredQueue, size_of
 
 
 class Journal:
@@ -39,7 +39,7 @@ class Journal:
         if count < 1 or first_seq < 0 or first_seq + count > SEQ_MAX:
             raise ValueError(f"a batch of {count} messages from {first_seq} on")
         self._pending.open.changes(queue_id).append((first_seq, count, payload, head_parts))
-        self._pending.count(len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
+        self._pending.count(size_of(payload))
 
     def settle(self, queue_id: int, seqs: range) -> None:
         """Settle these messages, whether their batch is written yet or not. The range may have a step."""

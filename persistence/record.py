@@ -44,6 +44,10 @@ Values = Iterable[tuple[bytes, bytes | bytearray]]
 Fetch = Callable[[bytes], memoryview | None]  # a chunk by its key
 
 
+def size_of(payload: Payload) -> int:
+    return len(payload) if isinstance(payload, bytes) else sum(map(len, payload))
+
+
 class Record(NamedTuple):
     first_seq: int
     count: int  # type: ignore[assignment]  # hides tuple.count, which nobody needs

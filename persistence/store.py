@@ -152,15 +152,18 @@ class LmdbStore:
 
     def check_room(self, layer: Layer) -> None:
         """Raise StorageFull if this would use the room for deletions."""
-        # Values of some size have pages of their own, leaves are half empty at worst.
-        wanted = layer.bytes + layer.bytes // 4 + min(layer.appended * PAGE_BYTES, layer.bytes)
+        wanted = _room_for(layer.bytes, layer.appended)
         self._room_bytes -= wanted
         if self._room_bytes > 0:
             return
         free = self._disk_free()
         # Other programs write, too: with less than this to spare, check the disk each time.
         self._room_bytes = min(free - wanted - RESERVE_BYTES - DISK_SLACK_BYTES, LOOK_BYTES)
-        if free < wanted + RESERVE_BYTES and free + self._unused_bytes() < wanted + RESERVE_BYTES:
+        if free >= wanted + RESERVE_BYTES:
+            return
+        # A layer that grew while it did not fit may have settled all that it appended.
+        wanted = min(wanted, _room_for(*layer.lasting()))
+        if wanted and free + self._unused_bytes() < wanted + RESERVE_BYTES:
             raise StorageFull(f"{self._data_file}: the remaining disk space is reserved for deletions")
 
     def _unused_bytes(self) -> int:
@@ -446,6 +449,12 @@ def _record(first_seq: int, count: int, key: bytes, value: memoryview, fetch: Fe
         return Record(first_seq, count, unpack(key, value, fetch))
     except CorruptRecord as error:
         return Record(first_seq, count, b"", str(error))
+
+
+def _room_for(size: int, pieces: int) -> int:
+    """The bytes of the disk that so many appended bytes take at most."""
+    # Values of some size have pages of their own, leaves are half empty at worst.
+    return size + size // 4 + min(pieces * PAGE_BYTES, size)
 
 
 def _says(error: Exception, number: int) -> bool:

@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterator
 from operator import itemgetter
 from typing import Final
 
-from persistence.record import Payload
+from persistence import settled
+from persistence.record import Payload, size_of
 from persistence.replica_logs.changes import GroupChanges
 
 # A layer of this size is large.
@@ -85,6 +86,13 @@ class QueueChanges:
         for seq in seqs:
             self.starts.append(seq)
             self.stops.append(seq + 1)
+
+    def unsettled(self) -> Iterator[Payload]:
+        """The payloads of the records that are not completely settled."""
+        starts, stops = settled.merge(self.starts, self.stops)
+        for first_seq, count, payload, _ in self.appends:
+            if settled.mask_of(first_seq, count, starts, stops) != settled.whole(count):
+                yield payload
 
     def absorb(self, later: "QueueChanges") -> None:
         if later.dropped:
@@ -194,6 +202,17 @@ class Layer:
             )
         )
 
+    def lasting(self) -> tuple[int, int]:
+        """The appended bytes that this layer brings to the disk, and in how many pieces: what it has settled
+        itself is never written, and `bytes` counts it all the same.
+        """
+        sizes = [size_of(payload) for changes in self.queues.values() for payload in changes.unsettled()]
+        for changes in self.groups.values():
+            sizes += [len(entry[3]) for entry in changes.entries.values()]
+            if changes.snapshot is not None:
+                sizes.append(size_of(changes.snapshot[2]))
+        return sum(sizes) + ENTRY_BYTES * len(sizes), len(sizes)
+
     def absorb(self, later: "Layer") -> None:
         for queue_id, changes in later.queues.items():
             self.changes(queue_id).absorb(changes)
@@ -248,7 +267,7 @@ class Pending:
         if changes.is_empty():
             del layer.queues[queue_id]
         del layer.alone[queue_id, seq]
-        size = ENTRY_BYTES + (len(payload) if isinstance(payload, bytes) else sum(map(len, payload)))
+        size = ENTRY_BYTES + size_of(payload)
         self.bytes -= size
         layer.bytes -= size
         layer.appended -= 1

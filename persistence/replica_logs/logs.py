@@ -11,7 +11,7 @@ from typing import Final
 
 from persistence.errors import EntryLost
 from persistence.ports import Store
-from persistence.record import Payload
+from persistence.record import Payload, size_of
 from persistence.replica_logs.changes import GroupChanges
 from persistence.replica_logs.record import ENTRY_BYTES_MAX, INDEX_MAX, EntryLike, RecoveredGroup, StoredEntry
 
@@ -106,7 +106,7 @@ class Groups:
         self._pending.open.group(group).snapshot = index, term, state
         bounds.snapshot = index
         bounds.last = max(bounds.last, index)
-        self._pending.count(len(state) if isinstance(state, bytes) else sum(map(len, state)))
+        self._pending.count(size_of(state))
 
     def keep(self, group: int, entries: Sequence[EntryLike]) -> None:
         """Put these entries in their places, without truncating.

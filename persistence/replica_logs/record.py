@@ -22,6 +22,7 @@ from persistence.record import (
     count_chunks,
     pack_chunks,
     seal,
+    size_of,
     unseal,
 )
 
@@ -115,7 +116,7 @@ def read_term_and_kind(key: bytes, value: memoryview) -> tuple[int, int] | None:
 
 def pack_snapshot(group: int, index: int, term: int, state: Payload) -> tuple[bytes, bytes, Values]:
     """The head's key, the head, and the chunks."""
-    size = len(state) if isinstance(state, bytes) else sum(map(len, state))
+    size = size_of(state)
     key = QUEUE.pack(group)
     head = seal(key, SNAPSHOT_HEAD.pack(index, term, count_chunks(size)))
     return key, head, pack_chunks(lambda chunk: CHUNK_KEY.pack(group, index, term, chunk), state)

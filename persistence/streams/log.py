@@ -170,9 +170,11 @@ class StreamLog(SegmentReader):
             self._append(segments, stored)
         except OSError:
             # The next try may begin segments elsewhere, because retention has run meanwhile, or the segment
-            # size has changed.
-            for segment in segments[len(self.segments) :]:
+            # size has changed. One after the other from the last one on: a crash must leave no hole before
+            # those that it brings back, and none of them may meet a later file of its name.
+            for segment in reversed(segments[len(self.segments) :]):
                 self.remove(segment.where)
+                self.files.sync_names(self.directory)
             raise
 
     def _append(self, segments: list[Segment], stored: Sequence[Stored]) -> None:
@@ -338,6 +340,7 @@ class StreamLog(SegmentReader):
             for name in self.files.names(self.directory):
                 if name.endswith((SEGMENT, INDEX)) and name != own:
                     self.files.remove(self.directory / name)
+        self._summaries.forget()
         self.files.sync_names(self.directory)
 
     def skip_to(self, offset: int) -> None:

@@ -92,7 +92,7 @@ class Opening(SegmentFiles):
         for (base, stem), (following, _) in pairwise(found):
             segment = known.get(stem or base)
             if segment is None or not self._is_believable(segment, following):
-                segment = self._sealed(base, stem)
+                segment = self._sealed(base, stem, following)
                 looked.append(segment)
             segments.append(segment)
         if looked:
@@ -105,7 +105,8 @@ class Opening(SegmentFiles):
             self.path(segment.where, SEGMENT)
         )
 
-    def _sealed(self, base: int, stem: str = "") -> Segment:
+    def _sealed(self, base: int, stem: str, following: int | None = None) -> Segment:
+        """A segment that gets no more batches; the next one begins at `following`."""
         where = stem or base
         path = self.path(where, INDEX)
         try:
@@ -115,19 +116,35 @@ class Opening(SegmentFiles):
             )
         except (OSError, ValueError):
             entries = []
-        if len(entries) == 2 and entries[1].kind == index.SEAL:
-            seal = entries[1]
+        seal = entries[1] if len(entries) == 2 and entries[1].kind == index.SEAL else None
+        if seal is not None and (following is None or seal.offset <= following):
             return Segment(base, seal.position, seal.offset, entries[0].time_ms, seal.time_ms, stem)
         logger.warning("the index of %s is damaged and was rebuilt", self.path(where, SEGMENT))
-        return self._index_anew(base, stem)
+        return self._index_anew(base, stem, following)
 
-    def _index_anew(self, base: int, stem: str) -> Segment:
+    def _index_anew(self, base: int, stem: str, following: int | None) -> Segment:
         """Build the index of a sealed segment again, from the heads of its batches."""
         where = stem or base
-        size = self.files.size(self.path(where, SEGMENT))
+        path = self.path(where, SEGMENT)
+        size = self.files.size(path)
+        if following is not None:
+            end = self._end_before(where, base, size, following)
+            if end < size:
+                logger.info("%s: removed %d bytes at the end that were never stored", path, size - end)
+                self.files.cut(path, end)
+                size = end
         entries, first_ms = self.entries_anew(where, base, size)
         self._keep_index(where, entries)
         return Segment(base, size, entries[-1].offset, first_ms, entries[-1].time_ms, stem)
+
+    def _end_before(self, where: Where, base: int, size: int, following: int) -> int:
+        """Where the batches before this offset end. Behind them is what a full disk has refused in part: the
+        stream went on without it, in another segment, and gave its offsets to other messages.
+        """
+        for position, head, _ in self.heads(where, 0, base, size, whole=False):
+            if head.base >= following:
+                return position
+        return size
 
     def _keep_index(self, where: Where, entries: list[Entry]) -> bool:
         """Write an index; return whether the disk had room. Without an index, a search reads through the

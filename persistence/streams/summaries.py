@@ -67,6 +67,11 @@ class Summaries:
         else:
             self._count += len(segments)
 
+    def forget(self) -> None:
+        """Remove all records: segments of the same names may come, of the same sizes. Raises OSError."""
+        self._files.remove(self._directory / NAME)
+        self._count = 0
+
     def tidy(self, segments: Sequence[Segment]) -> None:
         """Rewrite the file with these segments only, if it has become large."""
         if self._count <= 2 * len(segments) + GONE_MAX:

@@ -1038,6 +1038,9 @@ class Machine:
                 # That a node is down is no failure of a delivery.
                 self._let_go(meta, consumer, effects, requeue=True, failed=False)
 
+    def _asked(self, meta: Meta, command: Command, effects: Effects) -> None:
+        """A question that only a host on one node answers: in a log it must not stop those who read it."""
+
     def _touch(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
 
@@ -1234,6 +1237,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "resolve": Machine._resolve,
     "version": Machine._raise_version,
     "unhold": Machine._unhold,
+    "status": Machine._asked,
 }
 
 __all__ = ["ENQUEUES", "Checkout", "Command", "Effects", "Letter", "Machine", "Meta", "Settings"]

@@ -68,9 +68,9 @@ def _lost() -> None:
     from amqp_server.broker.recovery import stored_queues
 
     def make(fill: Any) -> Any:
-        def planted(record: Any, settings: Any, recovered: Any, slots: Any, marks: Any) -> Any:
+        def planted(record: Any, settings: Any, recovered: Any, *rest: Any) -> Any:
             records = list(recovered.records)[:-1]
-            return fill(record, settings, replace(recovered, records=iter(records)), slots, marks)
+            return fill(record, settings, replace(recovered, records=iter(records)), *rest)
 
         return planted
 

@@ -5,16 +5,14 @@ from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from hypothesis.stateful import RuleBasedStateMachine
 
 from persistence.commits.wal import BLOCK_BYTES
 from persistence.environment import Environment
 from tests.stores.memory import MemoryEnvironment
 
-COMMON = settings(
-    deadline=None, stateful_step_count=40, suppress_health_check=[HealthCheck.too_slow], derandomize=True
-)
+COMMON = settings(stateful_step_count=40)
 IN_MEMORY = settings(COMMON, max_examples=150)
 IN_LMDB = settings(COMMON, max_examples=80)
 

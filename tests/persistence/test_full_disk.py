@@ -111,6 +111,26 @@ async def test_a_full_disk_is_drained(disk: Path, foreign: bool, seed: int) -> N
     environment.close()
 
 
+async def test_a_full_disk_ends_when_all_that_waited_is_settled(disk: Path) -> None:
+    """More waits than the disk would have room for: settled before it was written, it needs none."""
+    environment = Environment.open(disk / "data")
+    alarms: list[bool] = []
+    journal, commit = Journal(environment), Commit(environment, on_full=alarms.append)
+    traffic = Traffic(journal, commit, 1)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(commit.run)
+        await commit.barrier()
+        fill(disk)
+        await until(lambda: alarms[-1:] == [True], traffic.append)
+        while commit.pending.bytes < DISK_BYTES:
+            traffic.append()
+        await until(lambda: alarms[-1] is False, traffic.settle)
+        commit.stop()
+    left = {record.first_seq for queue in journal.recover() for record in queue.records}
+    assert left == set(range(traffic.settled, traffic.appended))
+    environment.close()
+
+
 async def test_appends_leave_room_for_deletions(disk: Path) -> None:
     environment = Environment.open(disk / "data")
     alarm = trio.Event()

@@ -20,6 +20,7 @@ from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots.snapshot import sizes_of
 from quorum_queue.memory import MemoryBudget, ReadAhead
 from tests import turns
 from tests.clocks import ManualClock
@@ -292,4 +293,4 @@ def resident_bytes(host: LocalHost) -> int:
     runs += [run for consumer in machine.consumers.by_key.values() for run in consumer.checkout.runs]
     runs += [run for run, _ in machine.dead_lettering.values()]
     runs += list(machine.delayed.runs())
-    return sum(sum(map(len, run.contents)) for run in runs if run.contents is not None)
+    return sum(sum(sizes_of(run)) for run in runs if run.in_memory)

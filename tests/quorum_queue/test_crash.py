@@ -109,7 +109,9 @@ class QueueOnDisk(RuleBasedStateMachine):
                     sent.due_ms = self.node.services.queue_time.now_ms() + wait_ms
             else:
                 del self.left[sent.seq]
-                self.acknowledged.add(sent.seq)
+                # Numbers of messages that never reach the disk are used again.
+                if sent.persistent:
+                    self.acknowledged.add(sent.seq)
         self.host.pending.append((verb, key, low, high))
         self.turn()
 
@@ -138,7 +140,9 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.receivers, self.held = {}, {}
         by_seq = {sent.seq: sent for sent in self.by_content.values() if sent.seq in self.durable}
         expected = {}
-        for seq, (attempts, acquired, due_ms) in self.durable.items():
+        now_ms = self.node.services.queue_time.now_ms()
+        for seq, (attempts, acquired, waits_until_ms) in self.durable.items():
+            due_ms = waits_until_ms if waits_until_ms > now_ms else 0
             sent = by_seq[seq]
             least = 1 if self.quorum and sent.delivered and not due_ms else 0
             sent.attempts, sent.acquired, sent.due_ms = max(attempts, least), max(acquired, least), due_ms

@@ -122,11 +122,10 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
     broker.services.marks.retain(slot for marks in slots.values() for slot in marks)
     machines: dict[int, Machine] = {}
     errors: dict[int, Exception] = {}
-    marks = broker.services.marks
 
     def read(record: QueueRecord, recovered: RecoveredQueue) -> None:
         settings, own = settings_of(broker, record), slots.get(record.queue_id, [])
-        machines[record.queue_id] = stored_queues.fill(record, settings, recovered, own, marks)
+        machines[record.queue_id] = stored_queues.fill(record, settings, recovered, own, broker.services)
 
     for recovered in journal.recover():
         found = queues.get(recovered.queue_id)
@@ -148,7 +147,7 @@ def read_queues(broker: Broker, journal: RecoverableJournal) -> StoredQueues:
             machine = machines.get(queue_id)
             if machine is None:
                 machine = machines[queue_id] = Machine(settings_of(broker, record))
-            stored_queues.skip_marked(machine, own, marks)
+            stored_queues.skip_marked(machine, own, broker.services.marks)
     return StoredQueues(queues, slots, machines, errors)
 
 

@@ -60,7 +60,7 @@ class RecoverableJournal(Protocol):
 def read_queue(record: QueueRecord, settings: Settings, slots: list[int], services: NodeServices) -> Machine:
     """Return the machine of one queue from the journal, to restart the queue while the node runs."""
     found = services.journal.recover_queue(record.queue_id)
-    machine = Machine(settings) if found is None else fill(record, settings, found, slots, services.marks)
+    machine = Machine(settings) if found is None else fill(record, settings, found, slots, services)
     skip_marked(machine, slots, services.marks)
     return machine
 
@@ -71,11 +71,16 @@ def skip_marked(machine: Machine, slots: list[int], marks: Marks) -> None:
 
 
 def fill(
-    record: QueueRecord, settings: Settings, recovered: RecoveredQueue, slots: list[int], delivered: Marks
+    record: QueueRecord,
+    settings: Settings,
+    recovered: RecoveredQueue,
+    slots: list[int],
+    services: NodeServices,
 ) -> Machine:
     """Return a queue's machine with its messages and their redelivered flags."""
     machine = Machine(settings)
-    marks = [delivered.get(slot) for slot in slots]
+    marks = [services.marks.get(slot) for slot in slots]
+    now_ms = services.queue_time.now_ms()
     returned: list[Run] = []
     statuses = status_journal.Stored()
     least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
@@ -111,11 +116,11 @@ def fill(
                 mark = marks[level] if level >= 0 else 0
                 if part.seqs.stop - 1 <= mark:
                     part.redelivered = True
-                    _give_back(machine, part, recovered.annotations, least, returned)
+                    _give_back(machine, part, recovered.annotations, least, returned, now_ms)
                 elif part.seqs.start <= mark:
                     front = part.take(mark - part.seqs.start + 1)
                     front.redelivered = True
-                    _give_back(machine, front, recovered.annotations, least, returned)
+                    _give_back(machine, front, recovered.annotations, least, returned, now_ms)
                     machine.ready.push(part)
                 else:
                     machine.ready.push(part)
@@ -185,13 +190,19 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
 
 
 def _give_back(
-    machine: Machine, run: Run, annotations: dict[int, bytes], least: int, returned: list[Run]
+    machine: Machine,
+    run: Run,
+    annotations: dict[int, bytes],
+    least: int,
+    returned: list[Run],
+    now_ms: int,
 ) -> None:
     """Restore the counts of messages that were delivered; put those that wait back to their wait, the others
     into `returned`.
 
     The last delivery of a message that was with a consumer when the node ended was not counted; `least` is a
-    lower bound for all messages.
+    lower bound for all messages. A wait that is over is none: the message may have been with a consumer since
+    then, and if that is what ends the node, it must not come back for ever.
     """
     if not annotations or not any(seq in annotations for seq in run.seqs):
         run.attempts = run.acquired = least
@@ -200,7 +211,7 @@ def _give_back(
     for single in run.singles():
         note = decode_note(annotations.get(single.seqs.start))
         single.attempts, single.acquired = max(least, note.attempts), max(least, note.acquired)
-        if note.due_ms:
+        if note.due_ms > now_ms:
             single.attempts, single.acquired = note.attempts, note.acquired
             machine.delay(note.due_ms, single)
         else:

@@ -486,7 +486,7 @@ def digest(machine: Machine) -> bytes:
     if machine.record is not None:
         machine.record.digest(digest.update)
     for due_ms, run in machine.delayed.items():
-        _digest_singly(digest.update, run, due_ms)
+        _digest_singly(digest.update, run, due_ms, step=0)
     if machine.sealed:
         digest.update(b"sealed")
     return digest.digest()
@@ -780,14 +780,14 @@ def _alike(run: Run) -> Iterator[tuple[int, int]]:
     yield low, count
 
 
-def _digest_singly(update: Callable[[bytes], None], run: Run, first_id: int) -> None:
-    """Feed messages one by one, each with its delivery id."""
+def _digest_singly(update: Callable[[bytes], None], run: Run, first_id: int, step: int = 1) -> None:
+    """Feed messages one by one, each with its delivery id, or all with the same number (`step` 0)."""
     sizes = sizes_of(run)
     for low, high in _alike(run):
         shared = _shared(run, low)
         for index in range(low, high):
             seq = run.seqs[index]
-            update(repr((first_id + index, seq, sizes[index], run.head_of(index), *shared)).encode())
+            update(repr((first_id + step * index, seq, sizes[index], run.head_of(index), *shared)).encode())
 
 
 def _shared(run: Run, index: int) -> tuple[Any, ...]:

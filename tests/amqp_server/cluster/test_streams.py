@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -87,7 +88,13 @@ def pairs(low: int, stop: int) -> list[tuple[int, int]]:
 
 
 def files(node: Node) -> list[Path]:
-    return sorted((node.data / "streams").glob("*/*.segment"))
+    # A stream that leaves the node meanwhile takes its directory with it, which ends a glob.
+    return sorted(
+        Path(directory) / name
+        for directory, _, names in os.walk(node.data / "streams")
+        for name in names
+        if name.endswith(".segment")
+    )
 
 
 def row(ring: Ring, at: str, stream: str) -> dict[str, Any]:

@@ -95,7 +95,7 @@ def from_disk(encoded: Encoded) -> batches.Batch:
     return batches.decode(batches.decode_head(data), data)
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     MESSAGES,
     st.sampled_from([1, 1, 2, 300]),
@@ -262,7 +262,7 @@ def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
         assert found == wanted
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(
     MESSAGES,
     st.sampled_from([1, 1, 7]),

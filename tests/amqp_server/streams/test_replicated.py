@@ -56,7 +56,7 @@ def entry(now_ms: int, *found: bytes) -> tuple[int, Any]:
     return decode_entry(encode_entry(now_ms, list(found)))
 
 
-@settings(deadline=None, derandomize=True, max_examples=60)
+@settings(max_examples=60)
 @given(MESSAGES)
 def test_a_member_makes_the_bytes_that_one_node_would(messages: Any) -> None:
     for base in (0, 3, 250, (1 << 32) - 5, 1 << 40):

@@ -307,7 +307,7 @@ def test_what_was_read_ahead_is_bounded() -> None:
 # -- filters -------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(
         st.lists(st.sampled_from([None, "a", "b", "c"]), min_size=1, max_size=8), min_size=1, max_size=12
@@ -507,7 +507,7 @@ def test_a_stream_that_is_deleted_while_it_is_written(node: StreamNode, peer: Pe
 # -- restarts ------------------------------------------------------------------------------------------------
 
 
-@settings(deadline=None, derandomize=True, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(0, 1 << 32))
 def test_no_confirmed_message_is_lost_and_no_offset_changes(seed: int) -> None:
     """Publishes, flushes and crashes in any order; after each crash a replay has every confirmed message in

@@ -70,8 +70,8 @@ class CrashingFiles:
 
     def _torn(self, synced: bytes, now: bytes) -> bytearray:
         size = self.random.choice((len(now), len(synced), self.random.randint(0, max(len(now), len(synced)))))
-        if len(now) >= len(synced):
-            size = max(size, len(synced))
+        # A file that grew keeps what it had, and one that was cut what was left of it.
+        size = max(size, min(len(now), len(synced)))
         data = bytearray(synced.ljust(size, b"\0")[:size])
         for at in range(0, size, self.BLOCK):
             if self.random.random() < 0.5:

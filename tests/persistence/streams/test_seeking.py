@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from persistence.streams import index
 from persistence.streams.log import StreamLog
 from tests.persistence.streams.crashing import CrashingFiles
-from tests.persistence.streams.test_log import HERE, QUICK, opened, stored
+from tests.persistence.streams.test_log import HERE, opened, stored
 
 PAGE = 4096
 
@@ -75,7 +75,7 @@ def test_batches_of_all_sizes() -> None:
     seeks_wait(log, files, 200, 3 * 256 * 1024)
 
 
-@settings(QUICK, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(0, 1 << 32), st.sampled_from([1, 150, 300, 1_000]))
 def test_every_offset_and_every_time_is_found(seed: int, spacing: int) -> None:
     """Whichever batches the index points at, and also where some of its entries are damaged."""

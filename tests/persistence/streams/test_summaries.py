@@ -5,14 +5,14 @@ import random
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from persistence.streams import summaries
 from persistence.streams.log import Segment, StreamLog
 from persistence.streams.summaries import NAME, RECORD_BYTES, Summaries
 from tests.persistence.streams.crashing import Crashed, CrashingFiles
-from tests.persistence.streams.test_log import HERE, QUICK, filled, opened, read_all, stored
+from tests.persistence.streams.test_log import HERE, filled, opened, read_all, stored
 
 SEALED = HERE / NAME
 
@@ -133,8 +133,9 @@ def test_a_disk_that_refuses_the_file_stops_nobody(monkeypatch: pytest.MonkeyPat
     assert SEALED not in files.now
 
 
-@settings(QUICK, max_examples=80)
+@settings(max_examples=80)
 @given(st.integers(0, 1 << 32))
+@example(26_424_804)
 def test_a_start_finds_with_the_file_what_it_finds_without(seed: int) -> None:
     """After kill -9 and power loss at any write, and after the log was deleted, and filled again with other
     sizes.
