@@ -78,7 +78,11 @@ class Node:
         """Wait until the process says that it serves."""
         process = self._process
         assert process is not None and process.stdout is not None
-        readable, _, _ = select.select([process.stdout], [], [], PATIENCE_S)
+        # Not `select`: a long test may have more descriptors than it takes, because pika keeps two of each
+        # connection that failed.
+        poll = select.poll()
+        poll.register(process.stdout, select.POLLIN)
+        readable = poll.poll(PATIENCE_S * 1000)
         ready = READY.match(process.stdout.readline()) if readable else None
         if ready is None:
             if not readable:
