@@ -3,6 +3,7 @@
 from collections.abc import Callable, Mapping
 
 from exchanges.consistent_hash import ConsistentHashMatcher
+from exchanges.delayed import DELAYED, type_within
 from exchanges.direct import DirectMatcher
 from exchanges.errors import UnknownExchangeType
 from exchanges.fanout import FanoutMatcher
@@ -35,7 +36,12 @@ _TYPES: dict[str, Callable[[Mapping[str, object], int], Matcher]] = {
     "x-random": lambda arguments, any_words_max: RandomMatcher(),
     "x-local-random": lambda arguments, any_words_max: RandomMatcher(),
     SUPER_STREAM: lambda arguments, any_words_max: SuperStreamMatcher(),
+    DELAYED: lambda arguments, any_words_max: _TYPES[type_within(arguments, _ROUTING)](
+        arguments, any_words_max
+    ),
 }
+#: Types by which an exchange of type x-delayed-message may route.
+_ROUTING: dict[str, object] = {name: None for name in _TYPES if name not in (DELAYED, SUPER_STREAM)}
 
 EXCHANGE_TYPES: tuple[str, ...] = tuple(_TYPES)
 

@@ -619,14 +619,15 @@ class LocalHost(DeadLettering):
             for slot in slots[1:]:
                 self.services.marks.mark(slot, before)
         self.marks = slots
-        self._marked = [*(self._marked or [0]), *[max(before, 0)] * RANK_MAX]
+        self._marked = [*(self._marked or [max(before, 0)]), *[max(before, 0)] * RANK_MAX]
 
     def _mark(self, run: Run) -> None:
         level = mark_of(run.attributes.priority, len(self.marks), strict=self.machine.ready.strict)
         if level < 0:
             return
         if not self._marked:
-            self._marked = [0] * len(self.marks)
+            # A message that waited may be delivered first behind later ones, of which the marks know.
+            self._marked = [max(0, self.services.marks.get(slot)) for slot in self.marks]
         if run.seqs[-1] > self._marked[level]:
             self._marked[level] = run.seqs[-1]
             self.services.marks.mark(self.marks[level], run.seqs[-1])

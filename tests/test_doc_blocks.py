@@ -55,7 +55,10 @@ PRINTED = {
     "docs/clients.md": ["job 0\njob 1\njob 2\n", "all of them\n", ""],
     "docs/transactions.md": ["1\n", "2 40\n"],
     "docs/exchanges.md": ["web.error\nweb.error.timeout\n"],
-    "docs/queues.md": ["waits: None\njob failed: 1\n"],
+    "docs/queues.md": [
+        "waits: None\njob failed: 1\n",
+        "at once: None\nhalf a second later\none second later\n",
+    ],
     "docs/confirms.md": ["safe\nno queue\n"],
     "docs/message-status.md": ["queued\n"],
 }

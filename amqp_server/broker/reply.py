@@ -30,6 +30,7 @@ class DirectTarget:
     takes_parts = False
     is_queue = False
     deleted = False
+    delays = False
 
     def __init__(self, name: str, turn: Turn) -> None:
         self.name = name

@@ -18,6 +18,7 @@ from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
+from amqp_server.channel.delays import always_waits, is_asked, wait_ms
 from amqp_server.channel.routing import queues_of, route_of
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
@@ -102,12 +103,13 @@ class Missing:
     is handed over, at the commit of a transaction or at the end of an alarm. See broker.queue.Target.
     """
 
-    __slots__ = ("deleted", "name", "published")
+    __slots__ = ("deleted", "delays", "name", "published")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.published = 0
         self.deleted = True
+        self.delays = False
 
     @property
     def host(self) -> Recipient:
@@ -289,6 +291,12 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     )
     segment = Segment(target, attributes)
     segment.contents.append(item)
+    if headers is not None and is_asked(headers, target):
+        broker = channel.broker
+        wait = wait_ms(headers, broker.clock.wall_ms(), broker.replication.version)
+        if wait:
+            segment.waits_until = broker.services.queue_time.now_ms() + wait
+            segment.attributes = attributes._replace()
     return segment
 
 
@@ -589,6 +597,8 @@ def _give(
             run = Run(range(count), given, route.head, segment.attributes, None, size)
         if segment.heads is not None:
             run.heads = segment.heads if index == own else segment.heads.copy()
+        if segment.waits_until and (target.delays or always_waits(route)):
+            run.waits_until = segment.waits_until
         if host.wants_ids:
             enqueue_named(host, run, origin, first)
         elif host.counts_bytes:

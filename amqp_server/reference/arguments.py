@@ -19,11 +19,13 @@ EXCHANGE_TYPE_TEXTS = {
     "x-modulus-hash": "to one binding, by the hash of the key modulo the number of bindings",
     "x-random": "to one binding, at random",
     "x-local-random": "the same",
+    "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../queues.md#delayed-messages) in its queues",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }
 
 EXCHANGES = {
     "alternate-exchange": ("all", "name", "exchange for messages that match no binding"),
+    "x-delayed-type": ("`x-delayed-message`", "an exchange type", "type by which messages are routed"),
     "hash-header": ("`x-consistent-hash`", "name", "header that is hashed, instead of the routing key"),
     "hash-property": (
         "`x-consistent-hash`", "`correlation_id`, `message_id`, `timestamp`", "property that is hashed, instead of the routing key; not together with `hash-header`"
@@ -59,6 +61,11 @@ CONSUMERS = {
 PUBLISHED = {
     "CC": ("list of texts", "more routing keys"),
     "BCC": ("list of texts", "more routing keys, which consumers do not see"),
+    "x-delay": (
+        "integer, ms",
+        "[how long the message waits](../queues.md#delayed-messages) before it is delivered first",
+    ),
+    "x-deliver-at": ("timestamp, or integer, ms since 1970", "until when it waits"),
     "x-deduplication-id": ("text", "[identity](../queues.md#deduplication) of the message"),
     "x-producer": ("text", "name of the producer, for `x-sequence` or `x-producer-epoch`"),
     "x-producer-epoch": (

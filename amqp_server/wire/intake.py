@@ -17,6 +17,7 @@ from enum import Enum
 from typing import Any, Final, Protocol
 
 from amqp_server.wire import confirm_level, shapes, tables
+from amqp_server.wire.delay_fields import DELAY_FIELD, DELIVER_AT_FIELD
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
 from quorum_queue.machine.run import Attributes
 
@@ -120,7 +121,7 @@ class Segment:
     All have the head of `route`, unless `heads` has one for each message.
     """
 
-    __slots__ = ("attributes", "contents", "heads", "lane", "mix", "route")
+    __slots__ = ("attributes", "contents", "heads", "lane", "mix", "route", "waits_until")
 
     def __init__(self, route: PublishRoute, attributes: Attributes) -> None:
         self.route = route
@@ -130,6 +131,9 @@ class Segment:
         #: The mix of segments that it alternates with, and its number in the mix.
         self.mix: Mix | None = None
         self.lane = 0
+        #: Until when its messages wait in queues that let messages wait, ms of the queue time; 0 for not at
+        #: all. Its attributes are then its own, so that it takes no other message.
+        self.waits_until = 0
 
     def takes(self, route: PublishRoute, attributes: Attributes) -> bool:
         """True if messages of `route` may be added to this segment, because they go to the same queues."""
@@ -371,6 +375,11 @@ class Publisher:
                 start = offset
                 offset = tables.check(data, offset, end, self.table_depth_max)
                 if data.find(b"CC", start, offset) >= 0:
+                    return None
+                if (
+                    data.find(DELAY_FIELD, start, offset) >= 0
+                    or data.find(DELIVER_AT_FIELD, start, offset) >= 0
+                ):
                     return None
                 if data.find(confirm_level.FIELD, start, offset) >= 0:
                     level = confirm_level.of_table(data, start, offset)

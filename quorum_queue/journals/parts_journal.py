@@ -11,6 +11,7 @@ a restart finds the part as it was, or what has become of it.
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Final
 
 import msgspec
@@ -77,7 +78,8 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
     part = Part(transaction, since_ms)
     part.participants, part.prepared, part.position = queues, prepared, position
     for (low, high), names in messages:
-        for run in machine.ready.take_positions(low, high):
+        waiting = machine.delayed.take_positions(low, high) if machine.delayed.count else []
+        for run in sorted([*machine.ready.take_positions(low, high), *waiting], key=attrgetter("seqs.start")):
             # A mark of deliveries may have passed it: it was never delivered.
             run.redelivered, run.attempts = False, 0
             found = None if names is None else [names[seq - low] for seq in run.seqs]

@@ -3,7 +3,8 @@
     u8 version | u32 bytes of all run heads | run heads | bodies, one after the other
 
 A run head is fixed fields, then its routing, then the size of each message, so a node that starts reads heads
-only and never touches the pages that hold bodies.
+only and never touches the pages that hold bodies. Before the routing of messages that wait is the time until
+when; such runs have a version of their own.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ from quorum_queue.machine.attributes import PRIORITY_ZERO
 from quorum_queue.machine.run import Attributes, Run
 
 VERSION: Final = 2
+#: With runs that wait.
+VERSION_WAITS: Final = 3
 #: Number of the first parts returned by `encode` that `decode_heads` needs.
 HEAD_PARTS: Final = 2
 _PREFIX: Final = struct.Struct(">BI")
@@ -25,7 +28,9 @@ _PREFIX: Final = struct.Struct(">BI")
 #: (-1 none), bytes of heads
 _RUN: Final = struct.Struct(">I?BBqHIIqI")
 #: Flags; the second one: the message has a priority, and it is 0.
-_PERSISTENT, _PRIORITY_ZERO = 1, 2
+_PERSISTENT, _PRIORITY_ZERO, _WAITS = 1, 2, 4
+#: ms
+_TIME: Final = struct.Struct(">Q")
 
 
 class CodecError(Exception):
@@ -36,15 +41,21 @@ def encode(runs: list[Run]) -> list[bytes]:
     """Return the parts whose concatenation is the encoding. All bodies must be in memory."""
     heads: list[bytes] = []
     bodies: list[bytes] = []
+    version = VERSION
     for run in runs:
         assert run.contents is not None
         attributes = run.attributes
         routing = run.head if run.heads is None else b"".join(framed(head) for head in run.heads)
+        if run.waits_until:
+            version = VERSION_WAITS
+            routing = _TIME.pack(run.waits_until) + routing
         heads.append(
             _RUN.pack(
                 len(run.seqs),
                 run.heads is not None,
-                attributes.persistent | (_PRIORITY_ZERO if attributes.priority < 0 else 0),
+                attributes.persistent
+                | (_PRIORITY_ZERO if attributes.priority < 0 else 0)
+                | (_WAITS if run.waits_until else 0),
                 max(attributes.priority, 0),
                 -1 if attributes.ttl_ms is None else attributes.ttl_ms,
                 attributes.channel,
@@ -59,7 +70,7 @@ def encode(runs: list[Run]) -> list[bytes]:
         heads.append(sizes.tobytes())
         bodies += run.contents
     head = b"".join(heads)
-    return [_PREFIX.pack(VERSION, len(head)), head, *bodies]
+    return [_PREFIX.pack(version, len(head)), head, *bodies]
 
 
 def size(run: Run) -> int:
@@ -89,6 +100,11 @@ def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
             range(seq, seq + count), None, b"", attributes, None if expires_at < 0 else expires_at, sum(sizes)
         )
         run.sizes = sizes
+        if flags & _WAITS:
+            if len(routing) < _TIME.size:
+                raise CodecError("a run that waits does not say until when")
+            (run.waits_until,) = _TIME.unpack_from(routing)
+            routing = routing[_TIME.size :]
         if mixed:
             run.heads = unframed(routing, count)
         else:
@@ -130,8 +146,10 @@ def _head(payload: bytes | memoryview) -> tuple[bytes, int]:
         version, size = _PREFIX.unpack_from(payload)
     except struct.error as error:
         raise CodecError(f"a batch of {len(payload)} bytes is too short") from error
-    if version != VERSION:
-        raise CodecError(f"a batch has version {version}, this mqd reads version {VERSION}")
+    if version not in (VERSION, VERSION_WAITS):
+        raise CodecError(
+            f"a batch has version {version}, this mqd reads versions {VERSION} to {VERSION_WAITS}"
+        )
     end = _PREFIX.size + size
     if end > len(payload):
         raise CodecError("a batch ends inside its head")

@@ -1,4 +1,4 @@
-"""Messages that came back and wait before they are delivered again.
+"""Messages that wait before they are delivered: those that came back, and new ones whose publisher wants it.
 
 Messages that are due at the same time are one list of runs, and a heap has these times: no message has a
 timer of its own.
@@ -41,7 +41,7 @@ class Delayed:
     def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
         self.keeper = keeper
         #: The times at which messages are due (ms), as a heap, and the messages of each, in the order in
-        #: which they came back.
+        #: which they came.
         self._times: list[int] = NO_LIST
         self._at: dict[int, list[Run]] = NO_DICT
         self.count = self.bytes = 0
@@ -67,7 +67,8 @@ class Delayed:
             return
         if self.keeper.active:
             self.keeper.keep(runs[-1])
-        if not runs[-1].absorb(run):
+        # All messages of a run go to one level when their wait is over.
+        if runs[-1].attributes.priority != run.attributes.priority or not runs[-1].absorb(run):
             runs.append(run)
 
     def take(self, now_ms: int, most: int) -> list[Run]:

@@ -26,7 +26,7 @@ from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Names, Sequence, is_name
 from quorum_queue.machine.letters import Letter
-from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.machine import ENQUEUES, LATEST_MS, Command
 from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import CONDITIONS_MAX
@@ -54,6 +54,9 @@ _LEVEL_MASK: Final = 3
 #: In the length of the ids, from versions.RECORD on: message-ids come after the names, of which the length
 #: comes first.
 _WITH_MESSAGE_IDS: Final = 1 << 31
+#: The same, from versions.DELAYS on: before all of it is the time (ms) until when the messages wait.
+_WITH_WAIT: Final = 1 << 30
+_TIME: Final = struct.Struct(">Q")
 #: The messages have a priority, and it is 0. Earlier versions ignore it.
 _PRIORITY_ZERO: Final = 128
 #: verb, key, first and last delivery id
@@ -221,6 +224,9 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
     if message_ids is not None:
         with_ids = _WITH_MESSAGE_IDS
         ids = b"".join((_NAMES.pack(len(ids)), ids, *map(framed, message_ids)))
+    if run.waits_until:
+        with_ids |= _WITH_WAIT
+        ids = _TIME.pack(run.waits_until) + ids
     if attributes.priority < 0:
         flags |= _PRIORITY_ZERO
     if levels:
@@ -456,7 +462,12 @@ class _Decoder:
         if flags & _MIXED:
             run.head, run.heads = b"", unframed(routing, count)
         publisher = origin - 1 if origin else None
-        block = self._take(ids & ~_WITH_MESSAGE_IDS)
+        block = self._take(ids & ~(_WITH_MESSAGE_IDS | _WITH_WAIT))
+        if ids & _WITH_WAIT:
+            (waits_until,) = _TIME.unpack_from(block)
+            # A damaged time must not be one that no queue can reach.
+            run.waits_until = min(waits_until, LATEST_MS)
+            block = block[_TIME.size :]
         if not ids & _WITH_MESSAGE_IDS:
             if flags & _WITH_LETTER:
                 return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(block))

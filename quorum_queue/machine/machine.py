@@ -209,8 +209,11 @@ class Machine:
             return
         self.unlimited = False
         if self.settings.overflow == "drop-head":
-            # An earlier batch may have had too many to drop.
+            # An earlier batch may have had too many to drop, or the wait of some is over.
+            before = self.ready.count
             self._drop_over_limit(effects)
+            if self.ready.count != before:
+                self._expire(meta, effects)
 
     @property
     def due_ms(self) -> int | None:
@@ -234,7 +237,16 @@ class Machine:
         """Make messages ready whose wait is over."""
         runs = self.delayed.take(meta.now_ms, DUE_RUNS_MAX)
         if runs:
-            self.ready.put_back(runs)
+            returned: list[Run] = []
+            for run in runs:
+                if run.waits_until:
+                    if self.frozen.active:
+                        self.frozen.keep(run)
+                    self._put(meta, run)
+                else:
+                    returned.append(run)
+            if returned:
+                self.ready.put_back(returned)
             if len(runs) == DUE_RUNS_MAX:
                 effects.more = True
             if not self.delayed.count:
@@ -377,6 +389,7 @@ class Machine:
         self.ready.put_back([run for run in runs if run.redelivered])
         for run in sorted(runs, key=attrgetter("seqs.start")):
             if not run.redelivered:
+                run.waits_until = 0
                 self.ready.push(run)
 
     def _be_strict(self) -> None:
@@ -385,9 +398,20 @@ class Machine:
             self.ready.be_strict()
 
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
-        """Take the messages, and put them at the end."""
+        """Take the messages, and put them at the end, or let them wait."""
         self._number(meta, run, effects)
-        self.ready.push(run, self.held_from)
+        if run.waits_until:
+            self.delay(run.waits_until, run)
+        else:
+            self.ready.push(run, self.held_from)
+
+    def _put(self, meta: Meta, run: Run) -> None:
+        """Put messages that were never delivered to their positions, or let them wait."""
+        if run.waits_until > meta.now_ms:
+            self.delay(run.waits_until, run)
+        else:
+            run.waits_until = 0
+            self.ready.insert(run, self.held_from)
 
     def _number(self, meta: Meta, run: Run, effects: Effects) -> None:
         """Number the messages, and set their deadline."""
@@ -406,8 +430,14 @@ class Machine:
                 ttl = own
             if self.version >= versions.COLUMNS:
                 run.attributes = _without_ttl(run.attributes)
+        begins_ms = meta.now_ms
+        if run.waits_until:
+            if run.waits_until > begins_ms and self.version >= versions.DELAYS:
+                begins_ms = run.waits_until
+            else:
+                run.waits_until = 0
         # A damaged time in an entry must not be a deadline that no column can hold.
-        run.expires_at = None if ttl is None else min(meta.now_ms + ttl, LATEST_MS)
+        run.expires_at = None if ttl is None else min(begins_ms + ttl, LATEST_MS)
         if self.settings.keeps_all and not run.attributes.persistent:
             run.attributes = _as_persistent(run.attributes)
         effects.accepted_bytes += run.size
@@ -770,7 +800,7 @@ class Machine:
             self._drop_over_limit(effects)
 
     def delay(self, due_ms: int, run: Run) -> None:
-        """Let messages that came back wait until this time."""
+        """Let messages wait until this time: those that came back, or new ones."""
         if self.delayed is NO_DELAYED:
             self.delayed = Delayed(self.frozen)
         self.delayed.add(due_ms, run)
@@ -929,7 +959,7 @@ class Machine:
             if record is not None:
                 record.changed(run.seqs, QUEUED)
             if names is None:
-                self.ready.insert(run, self.held_from)
+                self._put(meta, run)
             else:
                 self._insert_once(meta, run, names, effects)
         for verb, runs in part.settled:
@@ -950,14 +980,14 @@ class Machine:
         """Bring in the messages that the queue has not taken since they were pended."""
         dedup = self.dedup
         if dedup is None:
-            self.ready.insert(run, self.held_from)
+            self._put(meta, run)
             return
         dedup.expire(meta.now_ms, effects.names, whole=False)
         persistent = run.attributes.persistent
         for single, name in zip(run.singles(), names, strict=True):
             if dedup.is_new(name, meta.now_ms):
                 self._remember(dedup, name, persistent, meta, effects)
-                self.ready.insert(single, self.held_from)
+                self._put(meta, single)
             else:
                 effects.duplicates += 1
                 effects.settled.append(single)
@@ -1206,6 +1236,7 @@ def _as_accepted(run: Run) -> Run:
         run.seqs, run.contents and list(run.contents), run.head, run.attributes, run.expires_at, run.size
     )
     copy.heads = run.heads and list(run.heads)
+    copy.waits_until = run.waits_until
     return copy
 
 

@@ -100,26 +100,43 @@ class Level:
     def insert(self, run: Run, apart_from: int) -> None:
         """Put messages that were never delivered to their positions, which others may have passed."""
         main, start = self.main, run.seqs.start
-        later: list[Run] = []
-        while main and _last(main[-1]) > start:
-            last = main.pop()
-            if last.packed is not None:
-                last.unpack()
-            if last.seqs.start > start:
-                later.append(last)
-                continue
-            if self.keeper.active:
-                self.keeper.keep(last)
+        if not main or _last(main[-1]) < start:
+            self.push(run, apart_from)
+            return
+        at = bisect_left(main, start, key=_by_position)
+        before = main[at - 1] if at else None
+        if before is not None and _last(before) > start:
             # The positions of the two never overlap: this run lies between two messages of the other.
-            front = last.take(last.within(0, start)[1])
-            front.ready = last.ready = True
-            main.append(front)
+            if before.packed is not None:
+                before.unpack()
+            if self.keeper.active:
+                self.keeper.keep(before)
+            front = before.take(before.within(0, start)[1])
+            front.ready = before.ready = True
+            main.insert(at - 1, front)
             if front.in_memory:
                 self.resident.append(front)
-            later.append(last)
-            break
-        self.push(run, apart_from)
-        main.extend(reversed(later))
+            before = front
+        run.ready = True
+        if before is not None and (run.seqs.start < apart_from or before.seqs.start >= apart_from):
+            if self.keeper.active:
+                self.keeper.keep(before)
+            if before.absorb(run):
+                run.ready = False
+                self._close_up(at, apart_from)
+                return
+        main.insert(at, run)
+        self.resident.append(run)
+        self._close_up(at + 1, apart_from)
+
+    def _close_up(self, at: int, apart_from: int) -> None:
+        """Join a run with the one before it, if the last gap between them was filled."""
+        main = self.main
+        if at < len(main) and (main[at].seqs.start < apart_from or main[at - 1].seqs.start >= apart_from):
+            following = main[at]
+            if following.ready and main[at - 1].absorb(following):
+                following.ready = False
+                del main[at]
 
     def forget_gone(self) -> None:
         """Forget runs that were delivered."""

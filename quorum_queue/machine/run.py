@@ -63,6 +63,7 @@ class Run:
         "sizes",
         "spilled",
         "table",
+        "waits_until",
     )
 
     def __init__(
@@ -102,6 +103,8 @@ class Run:
         #: True if all bodies are in the spill, whether they are in memory or not: no position is written
         #: there twice.
         self.spilled = False
+        #: The time (ms) before which new messages are not delivered, 0 for at once.
+        self.waits_until = 0
 
     def __len__(self) -> int:
         return len(self.seqs)
@@ -125,6 +128,7 @@ class Run:
         run.redelivered = self.redelivered
         run.attempts, run.acquired = self.attempts, self.acquired
         run.spilled = self.spilled
+        run.waits_until = self.waits_until
         return run
 
     def take(self, count: int) -> Run:
@@ -305,6 +309,7 @@ class Run:
             or self.acquired != later.acquired
             or self.redelivered != later.redelivered
             or self.spilled is not later.spilled
+            or self.waits_until != later.waits_until
             or self.seqs.step != 1
             or later.seqs.step != 1
             or self.seqs.stop != later.seqs.start

@@ -320,7 +320,10 @@ def built(topology: tuple[list[str], list[str | None], list[tuple[str, str, str]
     types, alternates, edges = topology
     router = router_of()
     for name, kind, alternate in zip(NAMES, types, alternates, strict=True):
-        router.declare(name, kind, arguments={"alternate-exchange": alternate} if alternate else {})
+        arguments: dict[str, object] = {"x-delayed-type": "headers"}
+        if alternate:
+            arguments["alternate-exchange"] = alternate
+        router.declare(name, kind, arguments=arguments)
     for source, destination, key in edges:
         if destination in NAMES:
             binding = to_exchange(source, destination, key, h=key)

@@ -178,9 +178,8 @@ def built(topology: tuple[list[str], list[str | None], list[tuple[str, str, str]
     router.predeclare()
     types, others, edges = topology
     for name, exchange_type, alternate in zip(NAMES, types, others, strict=True):
-        router.declare(
-            name, exchange_type, arguments={} if alternate is None else {"alternate-exchange": alternate}
-        )
+        more = {} if alternate is None else {"alternate-exchange": alternate}
+        router.declare(name, exchange_type, arguments={"x-delayed-type": "topic", **more})
     for source, destination, key in edges:
         kind: DestinationKind = "exchange" if destination in NAMES else "queue"
         arguments: dict[str, Any] = {"h": key}

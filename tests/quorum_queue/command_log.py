@@ -61,7 +61,8 @@ def _random_command(random: Random) -> Plain:
     if verb == "enqueue":
         ttl_ms = random.choice([None, None, None, 2, 20])
         head = random.choice([b"one", b"two"])
-        return verb, random.randint(1, 7), random.randint(0, 9), random.randint(-1, 5), ttl_ms, head
+        waits_ms = random.choice([0, 0, 0, 2, 9])
+        return verb, random.randint(1, 7), random.randint(0, 9), random.randint(-1, 5), ttl_ms, head, waits_ms
     if verb == "attach":
         return verb, key, random.random() < 0.2, random.choice([0, 1, 2, 5]), random.choice([0, 0, 1])
     if verb == "detach":
@@ -95,17 +96,18 @@ class Reader:
         now, plain = batch
         effects = Effects()
         attached = {consumer.key for consumer in self.machine.consumers.by_key.values()}
-        commands = [built for command in plain if (built := self._build(command, attached)) is not None]
+        commands = [built for command in plain if (built := self._build(command, attached, now)) is not None]
         self.machine.apply(Meta(now), commands, effects)
         self.getter_id += 1000
         return told(effects)
 
-    def _build(self, command: Plain, attached: set[str]) -> Command | None:
+    def _build(self, command: Plain, attached: set[str], now: int) -> Command | None:
         verb = command[0]
         if verb == "enqueue":
-            _, count, size, priority, ttl_ms, head = command
+            _, count, size, priority, ttl_ms, head, waits_ms = command
             contents = [b"%d" % (self.number + index) + b"." * size for index in range(count)]
             run = Run(range(count), contents, head, Attributes(priority=priority, ttl_ms=ttl_ms))
+            run.waits_until = now + waits_ms if waits_ms else 0
             self.number += count
             return verb, run, "publisher", self.number - count
         if verb == "attach":

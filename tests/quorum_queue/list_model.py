@@ -29,8 +29,9 @@ class Message:
     turn: int = 0
 
     @property
-    def place(self) -> tuple[int, int]:
-        return -self.level, self.turn or self.seq
+    def place(self) -> tuple[int, bool, int]:
+        """Messages that waited before their first delivery come behind those that came back."""
+        return -self.level, not self.redelivered, self.turn or self.seq
 
 
 @dataclass
@@ -126,6 +127,7 @@ class ListModel:
         head: bytes,
         attributes: Attributes,
         ids: list[bytes] | None = None,
+        waits_until: int = 0,
     ) -> None:
         message_ids = dict(zip(numbers, ids or [b""] * len(numbers), strict=True))
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
@@ -154,33 +156,48 @@ class ListModel:
                     if self.settings.overflow == "reject-publish-dlx":
                         self.outcome.dead_letters.append((content, "maxlen"))
                     continue
-                self.accept(number, content, head, attributes, message_ids[number])
+                self.accept(number, content, head, attributes, message_ids[number], waits_until)
                 came = True
             if came:
                 self.assign()
             return
         for number, content in zip(numbers, contents, strict=True):
-            self.accept(number, content, head, attributes, message_ids[number])
+            self.accept(number, content, head, attributes, message_ids[number], waits_until)
         if limited:
             self.assign()
             self.drop_over_limit()
 
     def accept(
-        self, number: int, content: bytes, head: bytes, attributes: Attributes, message_id: bytes
+        self,
+        number: int,
+        content: bytes,
+        head: bytes,
+        attributes: Attributes,
+        message_id: bytes,
+        waits_until: int,
     ) -> None:
         self.rows[self.next_seq] = Row(self.next_seq, message_id, self.now, changed=self.now)
         if self.settings.keeps_all:
             attributes = attributes._replace(persistent=True)
         ttls = [ttl for ttl in (self.settings.message_ttl_ms, attributes.ttl_ms) if ttl is not None]
-        expires_at = self.now + min(ttls) if ttls else None
+        begins = max(self.now, waits_until)
+        expires_at = begins + min(ttls) if ttls else None
         if self.settings.strict:
             level = {0: 4, -1: 0}.get(attributes.priority, min(attributes.priority, 31))
         else:
             level = max(0, min(attributes.priority, self.settings.priority_max))
-        self.ready_again(Message(self.next_seq, level, content, head, attributes, expires_at))
+        message = Message(self.next_seq, level, content, head, attributes, expires_at)
+        if waits_until > self.now:
+            self.let_wait(waits_until, message)
+        else:
+            self.ready_again(message)
         self.outcome.confirmed.append(number)
         self.outcome.accepted.append(self.next_seq)
         self.next_seq += 1
+
+    def let_wait(self, due: int, message: Message) -> None:
+        self.turns_back += 1
+        insort(self.delayed, (due, self.turns_back, message), key=lambda each: each[:2])
 
     def come_back(self, message: Message) -> None:
         if self.settings.strict:
@@ -190,7 +207,11 @@ class ListModel:
 
     def end_waits(self) -> None:
         while self.delayed and self.delayed[0][0] <= self.now:
-            self.come_back(self.delayed.pop(0)[2])
+            message = self.delayed.pop(0)[2]
+            if message.redelivered:
+                self.come_back(message)
+            else:
+                self.ready_again(message)
 
     def end_batch(self) -> None:
         """What waited until now comes first, and what no consumer takes counts in the limits."""
@@ -198,6 +219,7 @@ class ListModel:
         self.assign()
         if self.settings.overflow == "drop-head":
             self.drop_over_limit()
+            self.expire()
 
     def wait_of(self, message: Message, failed: bool) -> int:
         settings = self.settings
@@ -338,8 +360,7 @@ class ListModel:
             self.became(message, "queued")
             wait = self.wait_of(message, failed)
             if wait:
-                self.turns_back += 1
-                insort(self.delayed, (self.now + wait, self.turns_back, message), key=lambda each: each[:2])
+                self.let_wait(self.now + wait, message)
                 self.outcome.delayed.append((message.seq, message.attempts, self.now + wait))
                 continue
             if strict or waits or limit is not None:

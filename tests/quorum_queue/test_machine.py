@@ -133,12 +133,16 @@ class MachineComparison(RuleBasedStateMachine):
     # -- publishing
 
     @rule(count=st.integers(1, 9), size=st.integers(0, 6), head=st.sampled_from([b"a", b"bb"]), drawn=attributes,
-          now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]))  # fmt: skip
-    def enqueue(self, count: int, size: int, head: bytes, drawn: Attributes, now: bool, ids: str) -> None:
+          now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]),
+          waits=st.sampled_from([0, 0, 0, 1, 5, 30]))  # fmt: skip
+    def enqueue(
+        self, count: int, size: int, head: bytes, drawn: Attributes, now: bool, ids: str, waits: int
+    ) -> None:
         numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         contents = [b"%d" % number + b"." * size for number in numbers]
         run = Run(range(count), list(contents), head, drawn)
+        run.waits_until = waits_until = self.model.now + waits if waits else 0
         names = {
             "none": [b""] * count,
             "some": [b"m%d" % number if number % 3 else b"" for number in numbers],
@@ -149,7 +153,9 @@ class MachineComparison(RuleBasedStateMachine):
         command: Command = ("enqueue", run, "origin", numbers.start)
         if ids != "none":
             command = ("enqueue_known", run, "origin", numbers.start, names)
-        self.submit(command, lambda: self.model.enqueue(numbers, contents, head, drawn, names), now)
+        self.submit(
+            command, lambda: self.model.enqueue(numbers, contents, head, drawn, names, waits_until), now
+        )
 
     # -- consumers
 

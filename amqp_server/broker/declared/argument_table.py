@@ -264,6 +264,17 @@ ROWS: tuple[Argument, ...] = (
         example="exponential",
     ),
     Argument(
+        "x-delayed",
+        "delayed",
+        checks.boolean,
+        {"classic": 25, "quorum": 28},
+        new_for=_OTHERS_THAN_STREAMS,
+        own=True,
+        values=_BOOLEAN,
+        text="messages may say [how long they wait](../queues.md#delayed-messages) before they are delivered first",
+        example=True,
+    ),
+    Argument(
         "x-deduplication",
         "deduplication",
         checks.boolean,

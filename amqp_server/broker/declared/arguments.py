@@ -49,6 +49,8 @@ class QueueArguments:
     retry_min_ms: int | None = None
     retry_max_ms: int | None = None
     retry_backoff: Literal["linear", "exponential"] | None = None
+    # True if messages may say how long they wait before they are delivered first.
+    delayed: bool = False
     # None if it was not given; a window or a count means yes.
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None

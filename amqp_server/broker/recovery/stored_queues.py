@@ -112,6 +112,8 @@ def fill(
             continue
         for run in runs:
             for part in _unsettled(run, entry.settled):
+                if part.waits_until and _waits(machine, part, recovered.annotations, now_ms):
+                    continue
                 level = mark_of(part.attributes.priority, len(marks), strict=settings.strict)
                 mark = marks[level] if level >= 0 else 0
                 if part.seqs.stop - 1 <= mark:
@@ -216,6 +218,19 @@ def _give_back(
             machine.delay(note.due_ms, single)
         else:
             returned.append(single)
+
+
+def _waits(machine: Machine, run: Run, annotations: dict[int, bytes], now_ms: int) -> bool:
+    """Let messages wait that have done so since they came; return whether they do. Marks of deliveries may
+    have passed them, but no consumer has had them.
+    """
+    waits_until, run.waits_until = run.waits_until, 0
+    if waits_until <= now_ms or any(seq in annotations for seq in run.seqs):
+        # Those that came back have a note.
+        return False
+    run.waits_until = waits_until
+    machine.delay(waits_until, run)
+    return True
 
 
 def _unsettled(run: Run, settled: list[range]) -> list[Run]:

@@ -38,6 +38,10 @@ class Target(Protocol):
     published: int
 
     @property
+    def delays(self) -> bool:
+        """True if messages may wait in it before they are delivered first."""
+
+    @property
     def host(self) -> Recipient:
         """The current host: looked up for each hand-over, because queues move."""
 
@@ -130,6 +134,11 @@ class Queue:
             config.message_status_window_ms,
             config.message_status_count,
         )
+
+    @property
+    def delays(self) -> bool:
+        """True if messages may wait in it before they are delivered first."""
+        return self.parsed.delayed
 
     @property
     def declared_settings(self) -> Settings:

@@ -9,6 +9,7 @@ from typing import Any
 
 from amqp_server.broker.access.password import OWN_ALGORITHM
 from amqp_server.broker.declared.queue_types import CLASSIC, QUEUE_TYPES
+from exchanges.delayed import DELAYED
 from exchanges.super_stream import SUPER_STREAM
 
 Row = dict[str, Any]
@@ -69,10 +70,11 @@ class ForRabbitMQ:
         return None
 
     def exchange(self, row: Row) -> Row | None:
-        if row["type"] != SUPER_STREAM:
+        if row["type"] not in (SUPER_STREAM, DELAYED):
             return row
         self._ends.add(("exchange", row["vhost"], row["name"]))
-        self._leave_out("exchange", row["name"], f"RabbitMQ has no exchanges of type {SUPER_STREAM}")
+        why = f"RabbitMQ has no exchanges of type {row['type']}"
+        self._leave_out("exchange", row["name"], why if row["type"] == SUPER_STREAM else f"{why} of its own")
         return None
 
     def binding(self, row: Row) -> Row | None:

@@ -52,6 +52,8 @@ class StoredRun(msgspec.Struct, array_like=True, gc=False):
     attempts: int
     #: From versions.FAILURES on.
     acquired: int = 0
+    #: From versions.DELAYS on.
+    waits_until: int = 0
 
 
 class StoredConsumer(msgspec.Struct, array_like=True):

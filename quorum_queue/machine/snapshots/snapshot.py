@@ -518,6 +518,7 @@ def _stored(run: Run) -> StoredRun:
         run.redelivered,
         run.attempts,
         run.acquired,
+        run.waits_until,
     )
 
 
@@ -549,6 +550,7 @@ def _run_with(stored: StoredRun | OldRun, sizes: array[int]) -> Run:
     run.redelivered, run.attempts = stored.redelivered, stored.attempts
     if isinstance(stored, StoredRun):
         run.acquired = stored.acquired
+        run.waits_until = stored.waits_until
     return run
 
 
@@ -785,6 +787,8 @@ def _digest_singly(update: Callable[[bytes], None], run: Run, first_id: int, ste
     sizes = sizes_of(run)
     for low, high in _alike(run):
         shared = _shared(run, low)
+        if run.waits_until:
+            shared = (*shared, run.waits_until)
         for index in range(low, high):
             seq = run.seqs[index]
             update(repr((first_id + step * index, seq, sizes[index], run.head_of(index), *shared)).encode())

@@ -272,7 +272,7 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
             {"vhost": "/", "name": "both", "pattern": "x", "definition": {"ha-mode": "all", "max-length": 1}},
         ],
         "exchanges": [
-            {"vhost": "/", "name": "late", "type": "x-delayed-message", "durable": True, "auto_delete": False}
+            {"vhost": "/", "name": "late", "type": "x-recent-history", "durable": True, "auto_delete": False}
         ],
         "queues": [queue("odd", queue_type="odd"), queue("good")],
         "bindings": [
@@ -297,7 +297,7 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
         ("parameters", "/", "s"): 'Key "dest-uri" not found in s',
         ("policies", "/", "ha"): "ha-mode does not exist in mqd",
         ("policies", "/", "both"): "ha-mode does not exist in mqd",
-        ("exchanges", "/", "late"): "exchange type x-delayed-message is not supported",
+        ("exchanges", "/", "late"): "exchange type x-recent-history is not supported",
         ("queues", "/", "odd"): "queue type odd is not supported",
         ("bindings", "/", "late"): "there is no exchange 'late'",
     }
