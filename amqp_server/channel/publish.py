@@ -598,7 +598,9 @@ def _give(
         if segment.heads is not None:
             run.heads = segment.heads if index == own else segment.heads.copy()
         if segment.waits_until and (target.delays or always_waits(route)):
-            run.waits_until = segment.waits_until
+            now_ms = route.publisher.broker.services.queue_time.now_ms()
+            # Not less: an alarm or a transaction may have held it back.
+            run.waits_until = max(0, segment.waits_until - now_ms)
         if host.wants_ids:
             enqueue_named(host, run, origin, first)
         elif host.counts_bytes:

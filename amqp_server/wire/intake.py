@@ -131,8 +131,8 @@ class Segment:
         #: The mix of segments that it alternates with, and its number in the mix.
         self.mix: Mix | None = None
         self.lane = 0
-        #: Until when its messages wait in queues that let messages wait, ms of the queue time; 0 for not at
-        #: all. Its attributes are then its own, so that it takes no other message.
+        #: Until when its messages wait in queues that let messages wait, ms of this node's queue time; 0 for
+        #: not at all. Its attributes are then its own, so that it takes no other message.
         self.waits_until = 0
 
     def takes(self, route: PublishRoute, attributes: Attributes) -> bool:

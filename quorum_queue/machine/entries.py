@@ -54,7 +54,7 @@ _LEVEL_MASK: Final = 3
 #: In the length of the ids, from versions.RECORD on: message-ids come after the names, of which the length
 #: comes first.
 _WITH_MESSAGE_IDS: Final = 1 << 31
-#: The same, from versions.DELAYS on: before all of it is the time (ms) until when the messages wait.
+#: The same, from versions.DELAYS on: before all of it is how long (ms) the messages are to wait.
 _WITH_WAIT: Final = 1 << 30
 _TIME: Final = struct.Struct(">Q")
 #: The messages have a priority, and it is 0. Earlier versions ignore it.
@@ -464,9 +464,9 @@ class _Decoder:
         publisher = origin - 1 if origin else None
         block = self._take(ids & ~(_WITH_MESSAGE_IDS | _WITH_WAIT))
         if ids & _WITH_WAIT:
-            (waits_until,) = _TIME.unpack_from(block)
+            (wait_ms,) = _TIME.unpack_from(block)
             # A damaged time must not be one that no queue can reach.
-            run.waits_until = min(waits_until, LATEST_MS)
+            run.waits_until = min(wait_ms, LATEST_MS)
             block = block[_TIME.size :]
         if not ids & _WITH_MESSAGE_IDS:
             if flags & _WITH_LETTER:

@@ -432,8 +432,8 @@ class Machine:
                 run.attributes = _without_ttl(run.attributes)
         begins_ms = meta.now_ms
         if run.waits_until:
-            if run.waits_until > begins_ms and self.version >= versions.DELAYS:
-                begins_ms = run.waits_until
+            if self.version >= versions.DELAYS:
+                begins_ms = run.waits_until = min(begins_ms + run.waits_until, LATEST_MS)
             else:
                 run.waits_until = 0
         # A damaged time in an entry must not be a deadline that no column can hold.

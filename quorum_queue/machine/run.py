@@ -103,7 +103,8 @@ class Run:
         #: True if all bodies are in the spill, whether they are in memory or not: no position is written
         #: there twice.
         self.spilled = False
-        #: The time (ms) before which new messages are not delivered, 0 for at once.
+        #: The time (ms) before which new messages are not delivered, 0 for at once; until a queue has
+        #: numbered them, how long they are to wait. Clocks of nodes differ, and an entry has one time.
         self.waits_until = 0
 
     def __len__(self) -> int:

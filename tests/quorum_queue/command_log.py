@@ -96,18 +96,18 @@ class Reader:
         now, plain = batch
         effects = Effects()
         attached = {consumer.key for consumer in self.machine.consumers.by_key.values()}
-        commands = [built for command in plain if (built := self._build(command, attached, now)) is not None]
+        commands = [built for command in plain if (built := self._build(command, attached)) is not None]
         self.machine.apply(Meta(now), commands, effects)
         self.getter_id += 1000
         return told(effects)
 
-    def _build(self, command: Plain, attached: set[str], now: int) -> Command | None:
+    def _build(self, command: Plain, attached: set[str]) -> Command | None:
         verb = command[0]
         if verb == "enqueue":
             _, count, size, priority, ttl_ms, head, waits_ms = command
             contents = [b"%d" % (self.number + index) + b"." * size for index in range(count)]
             run = Run(range(count), contents, head, Attributes(priority=priority, ttl_ms=ttl_ms))
-            run.waits_until = now + waits_ms if waits_ms else 0
+            run.waits_until = waits_ms
             self.number += count
             return verb, run, "publisher", self.number - count
         if verb == "attach":

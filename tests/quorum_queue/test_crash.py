@@ -82,7 +82,7 @@ class QueueOnDisk(RuleBasedStateMachine):
                 sent.due_ms, sent.waited = due_ms, bool(due_ms)
                 self.left[sent.seq] = self.by_content[content] = sent
             run = Run(range(count), contents, b"head", Attributes(persistent=persistent, priority=priority))
-            run.waits_until = due_ms
+            run.waits_until = waits_ms
             self.host.pending.append(("enqueue", run, self.publisher, first))
         self.turn()
 

@@ -142,7 +142,8 @@ class MachineComparison(RuleBasedStateMachine):
         self.next_number += count
         contents = [b"%d" % number + b"." * size for number in numbers]
         run = Run(range(count), list(contents), head, drawn)
-        run.waits_until = waits_until = self.model.now + waits if waits else 0
+        run.waits_until = waits
+        waits_until = self.model.now + waits if waits else 0
         names = {
             "none": [b""] * count,
             "some": [b"m%d" % number if number % 3 else b"" for number in numbers],

@@ -96,7 +96,8 @@ def drain(cluster: Cluster) -> None:
     for _ in range(ROUNDS):
         cluster.settle()
         holding = [holder for holder in client.holders() if holder.unacked]
-        if not holding:
+        waiting = any(declared.ledger.machine.delayed.count for declared in cluster.declared)
+        if not holding and not waiting:
             break
         for holder in holding:
             client.settle(holder, "settle", len(holder.unacked))

@@ -154,6 +154,8 @@ class Client:
         self.node = node
         self.number = number
         self.random = random
+        #: Of its own, so that what else happens does not depend on it.
+        self.waits = Random(f"{node.name} {number}")
         self.levels = levels
         self.publishers: dict[str, Publisher] = {}
         self.consumers: list[Holder] = []
@@ -202,6 +204,8 @@ class Client:
             queue.declared.ledger.published[body] = None
             contents.append(body)
         run = Run(range(len(contents)), contents, b"head", attributes)
+        if self.waits.random() < 0.15:
+            run.waits_until = self.waits.choice((1, 20, 200, 1_500))
         ids: tuple[Any, ...] = ()
         verb = "enqueue"
         if queue.host.settings.deduplicates:

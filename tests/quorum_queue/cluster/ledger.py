@@ -74,8 +74,9 @@ class Ledger:
         self.fails: dict[int, int] = {}
         #: Returns since the queue counts them.
         self.acquired: dict[int, int] = {}
-        #: Until when messages wait that came back, at most.
+        #: Until when messages wait, at most; and those that waited before they were delivered first.
         self.waits: dict[int, int] = {}
+        self.overtaken: dict[int, int] = {}
         self.ranks: dict[int, int] = {}
         self.dead_lettering: dict[int, None] = {}
         self.last_new: dict[int, int] = {}
@@ -377,11 +378,15 @@ class Ledger:
     def _accept(self, first_seq: int, bodies: Iterable[bytes], command: Command | None) -> None:
         assert command is not None
         run: Run = command[1]
+        waiting = {seq: due_ms for due_ms, late in self.machine.delayed.items() for seq in late.seqs}
         for seq, body in enumerate(bodies, first_seq):
             self.bodies[seq] = body
             self.placed_ms[seq] = self.now_ms
             self.live[seq] = None
             self.ranks[seq] = rank_of(run.attributes.priority)
+            if seq in waiting:
+                self.waits[seq] = self.overtaken[seq] = waiting[seq]
+                self.note("waits before its delivery")
             before = self.accepted.setdefault(body, [])
             before.append(seq)
             self.entry_of.setdefault(body, self.index)
@@ -434,7 +439,7 @@ class Ledger:
                 raise self.fail(
                     f"message {seq} came back {self.acquired.get(seq, 0)} times, and {run.acquired} were counted"
                 )
-            if not returns:
+            if not returns and seq not in self.overtaken:
                 new.append(seq)
             self.deliveries.setdefault((consumer.key[-6:], number), []).append(
                 Delivery(seq, run.redelivered, run.attempts)
@@ -458,6 +463,7 @@ class Ledger:
                 or other in self.dead_lettering
                 or other in self.returns
                 or other in given
+                or self.waits.get(other, 0) > self.now_ms
             ):
                 continue
             if self.ranks[other] > self.ranks[seq]:

@@ -29,6 +29,7 @@ from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import ACKNOWLEDGED
 from quorum_queue.machine.replicated import Applied, QueueReplica
+from quorum_queue.machine.snapshots import snapshot
 from quorum_queue.message_status import answers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
@@ -87,6 +88,17 @@ def forgets_rows() -> Callable[..., Any]:
         made = view(self)
         made._blocks = []
         return made
+
+    return mutant
+
+
+def forgets_waits() -> Callable[..., Any]:
+    restored = snapshot._run
+
+    def mutant(stored: Any) -> Any:
+        run = restored(stored)
+        run.waits_until = 0
+        return run
 
     return mutant
 
@@ -296,6 +308,7 @@ MUTATIONS = [
     Mutation("a queue is deleted if it is empty by what the asked node knows", GroupHost, "seal", decides_here,
              lambda: test_read_index.test_a_delete_if_empty_is_decided_by_the_log("c")),
     Mutation("counts are those of the asked node", Group, "catch_up", lambda self, done: done(True)),
+    Mutation("a snapshot forgets which messages wait for their first delivery", snapshot, "_run", forgets_waits()),
     Mutation("a snapshot forgets what became of messages", MessageRecord, "view", forgets_rows()),
     Mutation("what became of a message is answered without a look at the leader", GroupHost, "message_status",
              answers_from_the_copy, test_read_index.test_what_became_of_a_message_is_told_with_all_that_was_confirmed),
