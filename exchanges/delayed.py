@@ -5,7 +5,7 @@ As of RabbitMQ's delayed message exchange plugin; there they wait in the exchang
 time has come.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Final
 
 from exchanges.errors import InvalidArgument
@@ -14,9 +14,9 @@ DELAYED: Final = "x-delayed-message"
 DELAYED_TYPE: Final = "x-delayed-type"
 
 
-def type_within(arguments: Mapping[str, object], types: Mapping[str, object]) -> str:
+def type_within(arguments: Mapping[str, object], types: Collection[str]) -> str:
     """Return the type by which the exchange routes, one of these types. Raises InvalidArgument."""
     within = arguments.get(DELAYED_TYPE)
-    if not isinstance(within, str) or within not in types or within == DELAYED:
+    if not isinstance(within, str) or within not in types:
         raise InvalidArgument(f"Invalid argument, '{DELAYED_TYPE}' must be an existing exchange type")
     return within

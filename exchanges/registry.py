@@ -41,7 +41,7 @@ _TYPES: dict[str, Callable[[Mapping[str, object], int], Matcher]] = {
     ),
 }
 #: Types by which an exchange of type x-delayed-message may route.
-_ROUTING: dict[str, object] = {name: None for name in _TYPES if name not in (DELAYED, SUPER_STREAM)}
+_ROUTING: frozenset[str] = frozenset(_TYPES) - {DELAYED, SUPER_STREAM}
 
 EXCHANGE_TYPES: tuple[str, ...] = tuple(_TYPES)
 

@@ -618,8 +618,7 @@ class LocalHost(DeadLettering):
         if before > 0:
             for slot in slots[1:]:
                 self.services.marks.mark(slot, before)
-        self.marks = slots
-        self._marked = [*(self._marked or [max(before, 0)]), *[max(before, 0)] * RANK_MAX]
+        self.marks, self._marked = slots, NO_LIST
 
     def _mark(self, run: Run) -> None:
         level = mark_of(run.attributes.priority, len(self.marks), strict=self.machine.ready.strict)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
+from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire.delay_fields import DELAY, DELIVER_AT
 from exchanges.delayed import DELAYED
@@ -18,21 +19,16 @@ from quorum_queue.machine import versions
 if TYPE_CHECKING:
     from amqp_server.wire.intake import PublishRoute
 
-#: The longest wait: ten years, ms.
-WAIT_MS_MAX: Final = 10 * 366 * 24 * 3_600_000
-
 
 def always_waits(route: PublishRoute) -> bool:
     """Return whether messages of this route wait in every queue, whatever its declaration is."""
     return route.counted is not None and route.counted.type == DELAYED
 
 
-def is_asked(headers: Mapping[str, object] | None, route: PublishRoute) -> bool:
+def is_asked(headers: Mapping[str, object], route: PublishRoute) -> bool:
     """Return whether a message on this route is to wait somewhere."""
-    return (
-        headers is not None
-        and (DELAY in headers or DELIVER_AT in headers)
-        and (always_waits(route) or any(target.delays for target in route.targets))
+    return (DELAY in headers or DELIVER_AT in headers) and (
+        always_waits(route) or any(target.delays for target in route.targets)
     )
 
 
@@ -49,7 +45,7 @@ def wait_ms(headers: Mapping[str, object], wall_ms: int, version: int) -> int:
             raise _refused(name, headers[name], "it must not be negative")
     else:
         wait = _milliseconds(name, headers[name], "a timestamp, or milliseconds since 1970") - wall_ms
-    if wait > WAIT_MS_MAX:
+    if wait > TIME_MS_MAX:
         raise _refused(name, headers[name], "no message waits longer than ten years")
     if version < versions.DELAYS:
         raise PreconditionFailed(

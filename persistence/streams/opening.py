@@ -123,28 +123,21 @@ class Opening(SegmentFiles):
         return self._index_anew(base, stem, following)
 
     def _index_anew(self, base: int, stem: str, following: int | None) -> Segment:
-        """Build the index of a sealed segment again, from the heads of its batches."""
+        """Build the index of a sealed segment again, from the heads of its batches.
+
+        Behind the batches before `following` is what a full disk has refused in part: the stream went on
+        without it, in another segment, and gave its offsets to other messages.
+        """
         where = stem or base
         path = self.path(where, SEGMENT)
         size = self.files.size(path)
-        if following is not None:
-            end = self._end_before(where, base, size, following)
-            if end < size:
-                logger.info("%s: removed %d bytes at the end that were never stored", path, size - end)
-                self.files.cut(path, end)
-                size = end
-        entries, first_ms = self.entries_anew(where, base, size)
+        entries, first_ms = self.entries_anew(where, base, size, following)
+        seal = entries[-1]
+        if seal.position < size:
+            logger.info("%s: removed %d bytes at the end that were never stored", path, size - seal.position)
+            self.files.cut(path, seal.position)
         self._keep_index(where, entries)
-        return Segment(base, size, entries[-1].offset, first_ms, entries[-1].time_ms, stem)
-
-    def _end_before(self, where: Where, base: int, size: int, following: int) -> int:
-        """Where the batches before this offset end. Behind them is what a full disk has refused in part: the
-        stream went on without it, in another segment, and gave its offsets to other messages.
-        """
-        for position, head, _ in self.heads(where, 0, base, size, whole=False):
-            if head.base >= following:
-                return position
-        return size
+        return Segment(base, seal.position, seal.offset, first_ms, seal.time_ms, stem)
 
     def _keep_index(self, where: Where, entries: list[Entry]) -> bool:
         """Write an index; return whether the disk had room. Without an index, a search reads through the

@@ -117,11 +117,18 @@ class SegmentFiles:
         except OSError:
             return b""
 
-    def entries_anew(self, where: Where, base: int, size: int) -> tuple[list[Entry], int]:
+    def entries_anew(
+        self, where: Where, base: int, size: int, following: int | None = None
+    ) -> tuple[list[Entry], int]:
         """Build the index of a sealed segment from the heads of its batches; return it and the time of the
-        first batch.
+        first batch. The segment ends before the first batch from the offset `following` on.
         """
-        found = [(position, head) for position, head, _ in self.heads(where, 0, base, size, whole=False)]
+        found: list[tuple[int, Head]] = []
+        for position, head, _ in self.heads(where, 0, base, size, whole=False):
+            if following is not None and head.base >= following:
+                size = position
+                break
+            found.append((position, head))
         entries = spaced(found, -1)
         last = found[-1][1] if found else None
         stop, last_ms = (last.stop, last.time_ms) if last is not None else (base, 0)

@@ -78,8 +78,7 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
     part = Part(transaction, since_ms)
     part.participants, part.prepared, part.position = queues, prepared, position
     for (low, high), names in messages:
-        waiting = machine.delayed.take_positions(low, high) if machine.delayed.count else []
-        for run in sorted([*machine.ready.take_positions(low, high), *waiting], key=attrgetter("seqs.start")):
+        for run in sorted(machine.take_positions(low, high), key=attrgetter("seqs.start")):
             # A mark of deliveries may have passed it: it was never delivered.
             run.redelivered, run.attempts = False, 0
             found = None if names is None else [names[seq - low] for seq in run.seqs]
@@ -87,10 +86,8 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
     for verb, spans in acked:
         runs: list[Run] = []
         for low, high in spans:
-            runs += machine.ready.take_positions(low, high)
-            if machine.delayed.count:
-                # It may have come back and waited before it was delivered last.
-                runs += machine.delayed.take_positions(low, high)
+            # It may have come back and waited before it was delivered last.
+            runs += machine.take_positions(low, high)
         part.add_settled(verb, runs)
     machine.parts.put(part)
     machine.parts.next_position = max(machine.parts.next_position, position + 1)

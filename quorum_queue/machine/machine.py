@@ -840,13 +840,16 @@ class Machine:
             if low <= seq <= high and seq in self.dead_lettering:
                 effects.settled.append(self.dead_lettering.pop(seq)[0])
 
+    def take_positions(self, low: int, high: int) -> list[Run]:
+        """Take the messages with these positions that are ready or wait."""
+        taken = self.ready.take_positions(low, high)
+        return taken + self.delayed.take_positions(low, high) if self.delayed.count else taken
+
     def _lose(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Remove messages whose bodies are lost, wherever they are: they cannot be delivered."""
         _, low, high = command
         _own_contents(effects)
-        lost = self.ready.take_positions(low, high)
-        if self.delayed.count:
-            lost += self.delayed.take_positions(low, high)
+        lost = self.take_positions(low, high)
         for consumer in self.consumers.in_turn():
             if self.frozen.active:
                 self.frozen.keep_consumer(consumer)

@@ -99,7 +99,7 @@ PRIORITIES = 7
 FAILURES = 7
 #: Returned messages may wait before they are delivered again.
 RETRIES = 7
-#: New messages may wait before they are delivered first, and entries say until when.
+#: New messages may wait before they are delivered first, and entries say for how long.
 DELAYS = 7
 
 #: Streams refuse more names than they may keep, and forget a name only when told to.

@@ -18,7 +18,7 @@ from persistence.streams import index
 from persistence.streams.index import Entry
 from persistence.streams.log import Stored, StreamLog
 from persistence.streams.opening import Opening
-from persistence.streams.segment import INDEX, SEGMENT, Segment, Where, Writing
+from persistence.streams.segment import INDEX, SEGMENT, Segment, Writing
 from tests.persistence.streams.crashing import Crashed, CrashingFiles
 from tests.persistence.streams.test_log import opened, read_all, stored
 
@@ -205,9 +205,13 @@ def counts_at_once(self: StreamLog, parts: Sequence[Stored]) -> None:
         self.stop = parts[-1].stop
 
 
-def believes_all(self: Opening, where: Where, base: int, size: int, following: int) -> int:
+_index_anew: Any = Opening._index_anew
+
+
+def believes_all(self: Opening, base: int, stem: str, following: int | None) -> Segment:
     """What a full disk has refused in part is there again after a start."""
-    return size
+    found: Segment = _index_anew(self, base, stem, None)
+    return found
 
 
 MUTATIONS = (
@@ -218,7 +222,7 @@ MUTATIONS = (
     Mutation("segments count before they are synced", [(CrashingFiles, "sync", unsynced)]),
     Mutation("what is trimmed comes back", [(StreamLog, "_note", nothing_noted)]),
     Mutation("what a full disk refuses counts", [(StreamLog, "append", counts_at_once)]),
-    Mutation("what a full disk refuses comes back", [(Opening, "_end_before", believes_all)]),
+    Mutation("what a full disk refuses comes back", [(Opening, "_index_anew", believes_all)]),
 )
 
 
