@@ -23,12 +23,21 @@ from amqp_server.broker.topology.super_streams import (
     partition_name,
     partitions_of,
 )
-from amqp_server.errors import AccessRefused, CommandInvalid, NotFound, PreconditionFailed, ResourceLocked
+from amqp_server.errors import (
+    AccessRefused,
+    CommandInvalid,
+    NotFound,
+    NotImplemented_,
+    PreconditionFailed,
+    ResourceLocked,
+)
 from amqp_server.wire import tables
 from exchanges.binding import Binding
+from exchanges.delayed import DELAYED
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.router import Exchange, InvalidArgument
 from exchanges.super_stream import SUPER_STREAM
+from quorum_queue.machine import versions
 from quorum_queue.steps import Steps
 
 if TYPE_CHECKING:
@@ -167,6 +176,11 @@ def _declare(channel: Channel, method: commands.Exchange.Declare, name: str) -> 
         _check_equivalent(channel, name, received)
         _declared(channel, method)
 
+    if method.exchange_type == DELAYED and replication.version < versions.DELAYS:
+        raise NotImplemented_(
+            f"exchange '{name}' in vhost '{vhost.name}' has the type {DELAYED}, which needs a cluster whose "
+            "nodes all run this version of mqd"
+        )
     operation: Operation = DeclareExchange(record, told_room(vhost))
     if method.exchange_type == SUPER_STREAM:
         check_known(vhost, name)

@@ -165,6 +165,28 @@ def declared(scene: Scene, name: str, **arguments: str) -> list[str]:
     return client.refusals
 
 
+def test_exchanges_that_let_messages_wait_need_the_last_node() -> None:
+    """A node of an earlier version could not read the declaration."""
+    scene = old_scene()
+    for name in "ab":
+        upgrade(scene, name)
+    delayed = commands.Exchange.Declare(
+        exchange="x", exchange_type="x-delayed-message", arguments={"x-delayed-type": "direct"}
+    )
+    for last in (False, True):
+        client = scene.client("a")
+        client.ask("declare exchange", "x", delayed)
+        scene.wait(lambda asking=client: asking.asked is None)  # type: ignore[misc]
+        if last:
+            assert not client.refusals
+            break
+        (refused,) = client.refusals
+        assert "needs a cluster whose nodes all run this version of mqd" in refused
+        assert not any(node.broker.vhost("/").router.get("x") for node in scene.running)
+        upgrade(scene, "c")
+        scene.ticks(60)
+
+
 def test_consumer_groups_wait_for_the_last_node() -> None:
     scene = old_scene()
     for name in "ab":
