@@ -252,8 +252,11 @@ def test_it_waits_through_a_restart(
         # Later messages have passed it.
         send(ch, queue, b"%d" % number)
         assert wait_get(ch, queue).body == b"%d" % number
+    # Confirmed behind what was taken: that stays taken, also when the broker is killed.
+    send(ch, queue, b"behind")
     broker.restart(kill=how == "kill")
     ch = connect().channel()
+    assert wait_get(ch, queue).body == b"behind"
     assert get(ch, queue) is None or time() - begun >= wait_s
     delivery = wait_get(ch, queue, timeout=30)
     assert (delivery.body, delivery.redelivered) == (b"late", False)
