@@ -116,10 +116,11 @@ class QueueHost:
 
     @property
     def wants_ids(self) -> bool:
-        """True if the queue drops messages that it has taken before, or records them: then it needs their
-        ids.
+        """True if the queue needs something of its messages' headers: because it drops messages that it has
+        taken before, records them, or has message groups.
         """
-        return self.settings.deduplicates or self.records
+        settings = self.settings
+        return settings.deduplicates or self.records or bool(settings.group_header)
 
     @property
     def records(self) -> bool:

@@ -22,6 +22,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.attributes import RANK_MAX, RANK_PLAIN, rank_of
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.order.message_groups import gathered
 from quorum_queue.machine.parts import Parts
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -211,7 +212,11 @@ class LocalHost(DeadLettering):
     @property
     def wants_ids(self) -> bool:
         settings = self.machine.settings
-        return settings.deduplication_window_ms is not None or settings.message_status_window_ms is not None
+        return (
+            settings.deduplication_window_ms is not None
+            or settings.message_status_window_ms is not None
+            or bool(settings.group_header)
+        )
 
     @property
     def ready_count(self) -> int:
@@ -568,10 +573,15 @@ class LocalHost(DeadLettering):
         turn = self._turn
         asking = self.asking.getting
         getting = [each[0].key for each in effects.deliveries if each[0].key in asking] if asking else []
-        self._load_deliveries(effects.deliveries)
-        for consumer, run, first_id in effects.deliveries:
-            if self.journalled and run.attributes.persistent and not run.redelivered:
-                self._mark(run)
+        deliveries = effects.deliveries
+        self._load_deliveries(deliveries)
+        if self.journalled:
+            for _, run, _ in deliveries:
+                if run.attributes.persistent and not run.redelivered:
+                    self._mark(run)
+        if self.machine.grouped is not None and not getting:
+            deliveries = gathered(deliveries)
+        for consumer, run, first_id in deliveries:
             if consumer.key in getting:
                 getting.remove(consumer.key)
                 self._got(consumer.key, Got(run, first_id))

@@ -13,7 +13,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
 from quorum_queue.machine.peeking import Seen, peek
-from quorum_queue.machine.ready import Level, Place
+from quorum_queue.machine.ready import Place, Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
 from quorum_queue.ports import Refused
@@ -105,10 +105,10 @@ class Paging(QueueHost):
         """Drop bodies of deliveries and of returned messages: they are seldom needed again."""
         freed = looked_at = 0
         held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
-        levels = self.machine.ready.levels
+        aside = self.machine.ready.put_aside()
         # Keep the next messages: they may have been read a moment ago.
-        heads = [level.returned[0] for level in levels if level.returned]
-        for runs in (*held, *(level.returned for level in levels), *self.machine.delayed.lists()):
+        heads = [*(runs[0] for runs in aside if runs), self.machine.ready.wants()]
+        for runs in (*held, *aside, *self.machine.delayed.lists()):
             for run in reversed(runs):
                 looked_at += 1
                 if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
@@ -139,9 +139,9 @@ class Paging(QueueHost):
 
     def _read_ahead(self, *, wanted: bool) -> None:
         """Read the bodies that will be needed next. `wanted`: a consumer waits for them."""
-        level = self.machine.ready.head_level()
-        head = None if level is None else level.head()
-        if level is None or head is None or head.contents is not None:
+        ready = self.machine.ready
+        head = ready.wants()
+        if head is None or head.contents is not None:
             if wanted:
                 self._go_on()
             return
@@ -152,12 +152,12 @@ class Paging(QueueHost):
             if wanted:
                 unsent.wait(self, partial(self._turn.contain, self, self._has_room))
             return
-        runs = level.paged_out(0, self.services.read_ahead.memory_bytes)
+        runs = ready.paged_out(0, self.services.read_ahead.memory_bytes)
         if not self._known(runs):
             self._next = _Asked(runs[0].seqs.start, runs[-1].seqs[-1], 0)
             self._warming = self._ask(runs, self._warmed)
         if not self._warming:
-            self._bring_back(level)
+            self._bring_back(ready)
             if wanted:
                 self._go_on()
 
@@ -183,11 +183,11 @@ class Paging(QueueHost):
         waits = durable and not services.journal.warm(self.queue_id, durable, done)
         return bool(waits) + bool(spilled and not services.spill.warm(self.queue_id, spilled, done))
 
-    def _ask_ahead(self, level: Level) -> None:
+    def _ask_ahead(self, ready: Ready) -> None:
         """While bodies in memory are delivered, let the disk read the following ones."""
         asked_from, asked_to, _ = self._asked
         ahead = self.services.read_ahead
-        later = level.paged_out(ahead.memory_bytes, ahead.disk_bytes)
+        later = ready.paged_out(ahead.memory_bytes, ahead.disk_bytes)
         fresh = [run for run in later if not asked_from <= run.seqs.start <= asked_to]
         if 2 * sum(run.size for run in fresh) < ahead.disk_bytes:
             return
@@ -231,18 +231,17 @@ class Paging(QueueHost):
             # As after any burst, let other work come first.
             self.services.timers.wake(self, 0)
 
-    def _bring_back(self, level: Level) -> None:
+    def _bring_back(self, ready: Ready) -> None:
         """Load the next bodies, which need no wait for the disk; let the disk read the following ones
         meanwhile.
         """
-        brought = level.paged_out(0, self.services.read_ahead.memory_bytes)
+        brought = ready.paged_out(0, self.services.read_ahead.memory_bytes)
         for at, run in enumerate(brought):
             if not self._load(run, keep=True):
                 del brought[at:]
                 break
-        level.forget_gone()
-        level.resident.extendleft(reversed(brought))
-        self._ask_ahead(level)
+        ready.brought_back(brought)
+        self._ask_ahead(ready)
 
     def _load(self, run: Run, *, keep: bool) -> bool:
         """Read a run's bodies back. `keep`: the run stays in the queue, so its memory counts.

@@ -58,6 +58,7 @@ PRINTED = {
     "docs/queues.md": [
         "waits: None\njob failed: 1\n",
         "at once: None\nhalf a second later\none second later\n",
+        "first: ann 0\nsecond: ben 2\nthird: None\nnow: ann 1\n",
     ],
     "docs/confirms.md": ["safe\nno queue\n"],
     "docs/message-status.md": ["queued\n"],

@@ -22,6 +22,7 @@ from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.wire import content, tables
 from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from amqp_server.wire.message_groups import name_groups
 from amqp_server.wire.message_ids import message_ids_of
 from exchanges.router import RoutingTooLong, walked
 from quorum_queue.clock import Clock
@@ -289,6 +290,9 @@ def _enqueue(targets: list[Queue], sent: _Sent, outcome: Outcome | None, letter:
     """Hand the message to these targets, which apply it at the end of the turn."""
     for target in targets:
         run = Run(range(1), [sent.framed], sent.head, sent.attributes)
+        group_header = target.group_header
+        if group_header:
+            name_groups(run, group_header)
         if target.host.counts_bytes:
             run = content.by_overhead(run)[0]
         if outcome is not None:
@@ -359,4 +363,6 @@ def _texts(keys: object) -> list[str]:
 def parse_head(head: bytes) -> tuple[str, str]:
     """Return exchange and routing key of a run's head."""
     end = 1 + head[0]
-    return head[1:end].decode(errors="surrogateescape"), head[end + 1 :].decode(errors="surrogateescape")
+    # A message's group may follow.
+    key = head[end + 1 : end + 1 + head[end]]
+    return head[1:end].decode(errors="surrogateescape"), key.decode(errors="surrogateescape")

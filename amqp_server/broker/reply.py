@@ -31,6 +31,7 @@ class DirectTarget:
     is_queue = False
     deleted = False
     delays = False
+    group_header = ""
 
     def __init__(self, name: str, turn: Turn) -> None:
         self.name = name

@@ -14,7 +14,7 @@ from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.assembly import Assembly
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
-from amqp_server.channel.publish import publish_in_parts
+from amqp_server.channel.publish import publish_in_parts, read_groups
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.transactions.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece, Unacked, UnknownTag, by_holder
@@ -106,12 +106,32 @@ class Channel:
         """Publish now, or at the commit of the transaction. If the messages go to many queues, return an
         iterator whose steps do the rest.
         """
+        if self.closing:
+            # These messages came with one that has closed it.
+            return None
+        for target in segment.route.targets:
+            if target.group_header:
+                if not self._has_groups(segment):
+                    return None
+                break
         if self.tx is not None:
             self._publish_in(self.tx, segment)
             return None
         if self._rolled_back:
             return None
         return publish_in_parts(segment)
+
+    def _has_groups(self, segment: Segment) -> bool:
+        """Return whether the groups of all messages are groups. Otherwise publish those before the bad one,
+        and close the channel.
+        """
+        error = read_groups(segment)
+        if error is None:
+            return True
+        for _ in (self.publish(segment) if segment.contents else None) or ():
+            pass
+        self.connection.close_channel(self, error, _PUBLISH)
+        return False
 
     def _publish_in(self, transaction: Transaction, segment: Segment) -> None:
         try:

@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from amqp_server.wire import content, frames
+from amqp_server.wire.message_groups import name_groups
 from amqp_server.wire.message_ids import message_ids_of
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Names, Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
@@ -144,9 +145,13 @@ def _bytes(value: object) -> bytes | None:
     return bytes(value) if isinstance(value, bytes | bytearray) else None
 
 
-def enqueue_named(host: Any, run: Run, origin: Any, first: int) -> None:
-    """Hand messages to a queue that drops duplicates, or records messages."""
+def enqueue_named(host: Any, run: Run, origin: Any, first: int, groups: list[bytes] | None = None) -> None:
+    """Hand messages to a queue that drops duplicates, records messages, or has message groups, which may be
+    known.
+    """
     deduplicates, records = host.settings.deduplicates, host.records
+    if host.settings.group_header:
+        name_groups(run, host.settings.group_header, groups)
     for part in content.by_overhead(run) if host.counts_bytes else [run]:
         assert part.contents is not None
         names = names_of(part.contents) if deduplicates else None

@@ -27,6 +27,7 @@ from amqp_server.wire import confirm_level, content, frames, methods, tables
 from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
+from amqp_server.wire.message_groups import groups_of
 from exchanges.router import Depends, Route
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import MAJORITY, priority_of
@@ -103,13 +104,14 @@ class Missing:
     is handed over, at the commit of a transaction or at the end of an alarm. See broker.queue.Target.
     """
 
-    __slots__ = ("deleted", "delays", "name", "published")
+    __slots__ = ("deleted", "delays", "group_header", "name", "published")
 
     def __init__(self, name: str) -> None:
         self.name = name
         self.published = 0
         self.deleted = True
         self.delays = False
+        self.group_header = ""
 
     @property
     def host(self) -> Recipient:
@@ -453,6 +455,27 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     return None
 
 
+def read_groups(segment: Segment) -> PreconditionFailed | None:
+    """Read the groups of messages for queues with message groups. If one is bad, return the error; the
+    segment keeps the messages before it.
+    """
+    error: PreconditionFailed | None = None
+    targets = segment.route.targets
+    for target in targets:
+        header = target.group_header
+        if not header:
+            continue
+        groups, bad = groups_of(segment.contents, header)
+        if bad:
+            segment.keep(len(groups))
+            error = PreconditionFailed(
+                f"invalid header '{header}', the group of a message for queue '{target.name}': {bad}"
+            )
+        if len(targets) == 1:
+            segment.groups = groups
+    return error
+
+
 def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[Target], Any, int]:
     """Number the messages; return the targets that get them, the origin that wants their answers, and the
     first number.
@@ -602,7 +625,7 @@ def _give(
             # Not less: an alarm or a transaction may have held it back.
             run.waits_until = max(0, segment.waits_until - now_ms)
         if host.wants_ids:
-            enqueue_named(host, run, origin, first)
+            enqueue_named(host, run, origin, first, segment.groups)
         elif host.counts_bytes:
             enqueue_counted(host, run, origin, first)
         else:

@@ -66,6 +66,10 @@ PUBLISHED = {
         "[how long the message waits](../queues.md#delayed-messages) before it is delivered first",
     ),
     "x-deliver-at": ("timestamp, or integer, ms since 1970", "until when it waits"),
+    "x-group-id": (
+        "text",
+        "[group](../queues.md#message-groups) of the message, unless the queue names another header",
+    ),
     "x-deduplication-id": ("text", "[identity](../queues.md#deduplication) of the message"),
     "x-producer": ("text", "name of the producer, for `x-sequence` or `x-producer-epoch`"),
     "x-producer-epoch": (

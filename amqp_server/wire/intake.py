@@ -121,13 +121,15 @@ class Segment:
     All have the head of `route`, unless `heads` has one for each message.
     """
 
-    __slots__ = ("attributes", "contents", "heads", "lane", "mix", "route", "waits_until")
+    __slots__ = ("attributes", "contents", "groups", "heads", "lane", "mix", "route", "waits_until")
 
     def __init__(self, route: PublishRoute, attributes: Attributes) -> None:
         self.route = route
         self.attributes = attributes
         self.contents: list[bytes] = []
         self.heads: list[bytes] | None = None
+        #: Their groups, if they go to one queue and this has message groups.
+        self.groups: list[bytes] | None = None
         #: The mix of segments that it alternates with, and its number in the mix.
         self.mix: Mix | None = None
         self.lane = 0
@@ -147,6 +149,12 @@ class Segment:
             # A message that is not mandatory may find no queue any more when it is handed over.
             and mine.mandatory is route.mandatory
         )
+
+    def keep(self, count: int) -> None:
+        """Keep only the first messages."""
+        del self.contents[count:]
+        if self.heads is not None:
+            del self.heads[count:]
 
     def name_heads(self, head: bytes) -> None:
         """Give this head to all messages that have none of their own yet."""

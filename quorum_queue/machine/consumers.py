@@ -287,6 +287,28 @@ class _Group:
                 end, place = start, is_open.find(1, 0, start)
         return takers, False
 
+    def near(self, place: int) -> Consumer | None:
+        """Return the consumer at this place, counted round and round, or the next one that has room."""
+        consumers = self.consumers
+        start = place % len(consumers)
+        if consumers[start].room() > 0:
+            return consumers[start]
+        is_open, end = self._open, len(consumers)
+        at = is_open.find(1, start)
+        if at < 0:
+            end, at = start, is_open.find(1, 0, start)
+        while at >= 0:
+            consumer = consumers[at]
+            if consumer.room() > 0:
+                return consumer
+            if consumer.window is None or consumer.is_full():
+                consumer.full = True
+                is_open[at] = 0
+            at = is_open.find(1, at + 1, end)
+            if at < 0 and end != start:
+                end, at = start, is_open.find(1, 0, start)
+        return None
+
 
 class Consumers:
     """The consumers of a queue, in turns within each priority."""
@@ -391,6 +413,16 @@ class Consumers:
             if takers:
                 return takers, one_by_one
         return [], False
+
+    def near(self, place: int) -> Consumer | None:
+        """Return a consumer with room, of the highest priority that has any: the same one for the same place,
+        unless that one has no room.
+        """
+        for group in self._groups:
+            found = group.near(place)
+            if found is not None:
+                return found
+        return None
 
     def has_room(self, consumer: Consumer) -> None:
         """Note that a full consumer may have room again."""

@@ -47,9 +47,10 @@ from quorum_queue.empty import NO_DICT
 from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
-from quorum_queue.machine.delayed import NO_DELAYED, Delayed, wait_ms
 from quorum_queue.machine.effects import GONE, Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
+from quorum_queue.machine.order.delayed import NO_DELAYED, Delayed, wait_ms
+from quorum_queue.machine.order.message_groups import GroupedReady, without_groups
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.record.record import MessageRecord
@@ -118,6 +119,7 @@ class Machine:
         "dedup",
         "delayed",
         "frozen",
+        "grouped",
         "held_from",
         "holds",
         "last_used_ms",
@@ -141,8 +143,10 @@ class Machine:
         self.next_seq = next_seq
         #: The moments of which snapshots are being made.
         self.frozen = Frozen()
-        strict = settings.strict and version >= versions.PRIORITIES
+        strict = settings.strict and version >= versions.PRIORITIES and not settings.group_header
         self.ready = Ready(settings.priority_max, self.frozen, strict=strict)
+        #: `ready`, if the queue has message groups.
+        self.grouped: GroupedReady | None = None
         #: Messages that came back and wait before they are ready again.
         self.delayed: Delayed = NO_DELAYED
         self.consumers = Consumers(single_active=settings.single_active_consumer, keeper=self.frozen)
@@ -169,6 +173,7 @@ class Machine:
         self.holds = 0
         #: True if a limit was not enforced because of that.
         self.unlimited = False
+        self._be_as_set()
 
     def hold(self) -> None:
         """Hand out no messages that come from now on, until "unhold"."""
@@ -214,6 +219,8 @@ class Machine:
             self._drop_over_limit(effects)
             if self.ready.count != before:
                 self._expire(meta, effects)
+        if self.grouped is not None and self.grouped.may_go_on:
+            effects.more = True
 
     @property
     def due_ms(self) -> int | None:
@@ -246,6 +253,7 @@ class Machine:
                 else:
                     returned.append(run)
             if returned:
+                self._unblock(returned)
                 self.ready.put_back(returned)
             if len(runs) == DUE_RUNS_MAX:
                 effects.more = True
@@ -379,23 +387,43 @@ class Machine:
             # Only quorum queues have versions. A snapshot or an entry of an older version does not tell.
             self.settings = replace(self.settings, strict=True)
         self._configure_record(meta.now_ms)
-        self._be_strict()
+        self._be_as_set()
 
     def begin_again(self) -> None:
         """Be a queue of the first version: all messages are ready, in the order in which they came."""
         runs = [*self.ready.clear(), *self.delayed.clear()]
         self.version = versions.FIRST
-        self.ready = Ready(self.settings.priority_max, self.frozen)
+        self.ready, self.grouped = Ready(self.settings.priority_max, self.frozen), None
         self.ready.put_back([run for run in runs if run.redelivered])
         for run in sorted(runs, key=attrgetter("seqs.start")):
             if not run.redelivered:
                 run.waits_until = 0
                 self.ready.push(run)
 
-    def _be_strict(self) -> None:
-        """Order messages by their ranks if the queue does that from now on."""
-        if self.settings.strict and self.version >= versions.PRIORITIES and not self.ready.strict:
+    @property
+    def counts_failures(self) -> bool:
+        """True if failed deliveries are counted apart from returns."""
+        return self.settings.strict and self.version >= versions.FAILURES
+
+    def _be_as_set(self) -> None:
+        """Order messages by their ranks, or hand them out by groups, if the queue does that from now on."""
+        if self.settings.group_header:
+            if self.grouped is None and self.version >= versions.MESSAGE_GROUPS:
+                self._be_grouped()
+        elif self.settings.strict and self.version >= versions.PRIORITIES and not self.ready.strict:
             self.ready.be_strict()
+
+    def _be_grouped(self) -> None:
+        runs = sorted(self.ready.clear(), key=attrgetter("seqs.start"))
+        self.ready = self.grouped = GroupedReady(self.frozen)
+        for run in runs:
+            if run.redelivered:
+                self.ready.put_back([run])
+            else:
+                self.ready.push(run)
+        for consumer in self.consumers.in_turn():
+            for run in consumer.checkout.runs:
+                self.grouped.hold(run, consumer)
 
     def _accept(self, meta: Meta, run: Run, effects: Effects) -> None:
         """Take the messages, and put them at the end, or let them wait."""
@@ -547,6 +575,9 @@ class Machine:
 
     def _assign(self, meta: Meta, effects: Effects, hands_max: int = 1 << 62) -> None:
         """Hand ready messages to consumers with room, in turns, and drop expired ones."""
+        if self.grouped is not None:
+            self._assign_grouped(self.grouped, meta, effects, hands_max)
+            return
         ready, consumers = self.ready, self.consumers
         while ready.count:
             hands_left = hands_max - len(effects.deliveries)
@@ -606,6 +637,45 @@ class Machine:
             consumers.served(takers[(count - 1) % len(takers)])
         self._expire(meta, effects)
 
+    def _assign_grouped(
+        self, ready: GroupedReady, meta: Meta, effects: Effects, hands_max: int = 1 << 62
+    ) -> None:
+        """As `_assign`, by message groups."""
+        ready.begin()
+        while ready.count and self.consumers.count:
+            pick = ready.next(self.consumers, self.held_from)
+            if pick is None:
+                break
+            if (
+                effects.burst_messages >= BURST_MESSAGES
+                or effects.burst_bytes >= BURST_BYTES
+                or len(effects.deliveries) >= hands_max
+            ):
+                effects.more = True
+                break
+            head, length = pick.run, pick.count
+            if head.expires_at is not None and head.expires_at <= meta.now_ms:
+                limit = self._limit(head, meta)
+                over = min(head.over(limit), length)
+                if over:
+                    if self._letter_waits(head, effects):
+                        ready.wanted = head
+                        break
+                    over = self._may_drop(over, effects)
+                    if not over:
+                        return
+                    self._discard(ready.take(pick, over), "expired", effects)
+                    continue
+                length = min(length, head.before_over(limit))
+            if head.contents is None and effects.in_memory:
+                effects.paged_out, ready.wanted = True, head
+                break
+            length = min(length, BURST_MESSAGES - effects.burst_messages, pick.consumer.room())
+            if effects.burst_bytes + head.size > BURST_BYTES:
+                length = min(length, _fitting(head, BURST_BYTES - effects.burst_bytes))
+            self._hand(pick.consumer, ready.take(pick, length), effects)
+        self._expire(meta, effects)
+
     def _limit(self, head: Run, meta: Meta) -> int:
         """Return the deadline up to which the messages of the head must not be delivered any more.
 
@@ -620,13 +690,19 @@ class Machine:
         False if it may drop nothing more.
         """
         if not whole:
-            if effects.expires_left <= 0:
-                effects.more = True
-                return False
-            over = min(over, effects.expires_left)
-            effects.expires_left -= over
-        self._discard(self.ready.pop(level, over), "expired", effects)
-        return True
+            over = self._may_drop(over, effects)
+        if over:
+            self._discard(self.ready.pop(level, over), "expired", effects)
+        return over > 0
+
+    def _may_drop(self, over: int, effects: Effects) -> int:
+        """Return how many of so many expired messages this batch may drop; count them."""
+        may = min(over, effects.expires_left)
+        if may <= 0:
+            effects.more = True
+            return 0
+        effects.expires_left -= may
+        return may
 
     def _hand(self, consumer: Consumer, run: Run, effects: Effects) -> None:
         first_id = consumer.next_id
@@ -638,16 +714,20 @@ class Machine:
         consumer.next_id = first_id + count
         if self.record is not None:
             self.record.changed(run.seqs, ACKNOWLEDGED if consumer.no_ack else DELIVERED, 0, consumer.key)
+        delivered = _as_delivered(run)
+        if self.grouped is not None:
+            without_groups(delivered)
+        effects.deliveries.append((consumer, delivered, first_id))
         if consumer.no_ack:
-            effects.deliveries.append((consumer, _as_delivered(run), first_id))
             effects.settled.append(run)
             return
+        if self.grouped is not None:
+            self.grouped.hold(run, consumer)
         consumer.checkout.add(first_id, run)
         self.unacked_count += count
         self.unacked_bytes += run.counted_bytes
         if consumer.window is not None:
             consumer.window.use(count)
-        effects.deliveries.append((consumer, _as_delivered(run), first_id))
 
     def _expire(self, meta: Meta, effects: Effects, *, whole: bool = False) -> None:
         """Drop expired messages at the head of the queue, and say when the next one will be due.
@@ -656,6 +736,9 @@ class Machine:
         a queue with strict priorities at the head of its rank.
         """
         ready = self.ready
+        if self.grouped is not None:
+            self._expire_grouped(self.grouped, meta, effects, whole=whole)
+            return
         if ready.strict and len(ready.levels) > 1:
             self._expire_ranks(meta, effects, whole=whole)
             return
@@ -672,6 +755,25 @@ class Machine:
                 return
             if not self._drop_expired(level, head.over(meta.now_ms), effects, whole=whole):
                 return
+
+    def _expire_grouped(self, ready: GroupedReady, meta: Meta, effects: Effects, *, whole: bool) -> None:
+        """Drop expired messages at the head of a queue with message groups."""
+        while (head := ready.head()) is not None and head.seqs.start < self.held_from:
+            due = head.due
+            if due is None:
+                return
+            if due > meta.now_ms:
+                effects.wake_at = due
+                return
+            if self._letter_waits(head, effects):
+                ready.wanted = head
+                return
+            over = head.over(meta.now_ms)
+            if not whole:
+                over = self._may_drop(over, effects)
+            if not over:
+                return
+            self._discard(ready.drop_head(over), "expired", effects)
 
     def _expire_ranks(self, meta: Meta, effects: Effects, *, whole: bool) -> None:
         """Drop expired messages at the head of each rank."""
@@ -706,6 +808,9 @@ class Machine:
             self._end_waits(meta, effects)
         self._expire(meta, effects, whole=True)
         consumer: Consumer = command[1]
+        if self.grouped is not None:
+            self._get_grouped(self.grouped, consumer, command, effects)
+            return
         level = self.ready.head_level(self.held_from)
         head = level.head() if level is not None else None
         if level is not None and head is not None:
@@ -718,6 +823,22 @@ class Machine:
             self._hand(consumer, self.ready.pop(level, 1), effects)
         else:
             effects.got_nothing.append(consumer.key)
+
+    def _get_grouped(
+        self, ready: GroupedReady, consumer: Consumer, command: Command, effects: Effects
+    ) -> None:
+        getter = self.consumers.by_key.get(consumer.key, consumer)
+        pick = ready.next(self.consumers, self.held_from, getter)
+        if pick is None:
+            effects.got_nothing.append(consumer.key)
+            return
+        if pick.run.contents is None and effects.in_memory:
+            effects.paged_out, ready.wanted = True, pick.run
+            effects.gets_waiting.append(command)
+            return
+        if not consumer.no_ack:
+            consumer = self.consumers.known(consumer)
+        self._hand(consumer, ready.take(pick, 1), effects)
 
     # -- settling --------------------------------------------------------------------------------------------
 
@@ -748,9 +869,23 @@ class Machine:
             self.consumers.has_room(consumer)
         if not consumer.attached and not consumer.checkout.count:
             self.consumers.by_key.pop(consumer.key, None)
+            if self.grouped is not None:
+                self.grouped.leave(consumer)
+
+    def _release(self, runs: list[Run]) -> None:
+        """Others may have the groups of these messages."""
+        if self.grouped is not None:
+            self.grouped.release(runs)
+
+    def _unblock(self, runs: list[Run]) -> None:
+        """Messages of these groups wait for nothing more."""
+        if self.grouped is not None:
+            for run in runs:
+                self.grouped.unblock(run)
 
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
         runs = self._take(command, effects)
+        self._release(runs)
         effects.settled += runs
         if self.record is not None:
             for run in runs:
@@ -759,14 +894,18 @@ class Machine:
             effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(meta, self._take(command, effects), effects, failed=False)
+        runs = self._take(command, effects)
+        self._release(runs)
+        self._give_back(meta, runs, effects, failed=False)
 
     def _fail(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(meta, self._take(command, effects), effects, failed=True)
+        runs = self._take(command, effects)
+        self._release(runs)
+        self._give_back(meta, runs, effects, failed=True)
 
     def _give_back(self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool) -> None:
         """Take messages back from a consumer, for others or to wait."""
-        settings, strict = self.settings, self.ready.strict
+        settings, strict = self.settings, self.counts_failures
         limit = settings.delivery_limit
         waits = settings.retry_type != "disabled" and self.version >= versions.RETRIES
         kept: list[Run] = []
@@ -803,10 +942,14 @@ class Machine:
         """Let messages wait until this time: those that came back, or new ones."""
         if self.delayed is NO_DELAYED:
             self.delayed = Delayed(self.frozen)
+        if self.grouped is not None and not run.waits_until:
+            self.grouped.block(run)
         self.delayed.add(due_ms, run)
 
     def _reject(self, meta: Meta, command: Command, effects: Effects) -> None:
-        for run in self._take(command, effects):
+        runs = self._take(command, effects)
+        self._release(runs)
+        for run in runs:
             self._discard(run, "rejected", effects)
 
     def _discard(self, run: Run, reason: Reason, effects: Effects, limit: int = 0) -> None:
@@ -843,7 +986,11 @@ class Machine:
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions that are ready or wait."""
         taken = self.ready.take_positions(low, high)
-        return taken + self.delayed.take_positions(low, high) if self.delayed.count else taken
+        if self.delayed.count:
+            waited = self.delayed.take_positions(low, high)
+            self._unblock([run for run in waited if not run.waits_until])
+            taken += waited
+        return taken
 
     def _lose(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Remove messages whose bodies are lost, wherever they are: they cannot be delivered."""
@@ -856,9 +1003,11 @@ class Machine:
             held = consumer.checkout.take_positions(low, high)
             if held:
                 self._taken(consumer, held)
+                self._release(held)
                 lost += held
         if len(self.parts):
             taken, acked = self.parts.take_positions(low, high)
+            self._unblock(acked)
             lost += taken + acked
             self.unacked_count -= len(acked)
             self.unacked_bytes -= sum([run.counted_bytes for run in acked])
@@ -885,6 +1034,10 @@ class Machine:
         verb = inner[0]
         if verb not in ENQUEUES:
             runs = self._take(inner, effects)
+            if self.grouped is not None:
+                self.grouped.release(runs)
+                for run in runs:
+                    self.grouped.block(run)
             part.add_settled(verb, runs)
             count = 0
             for run in runs:
@@ -1013,6 +1166,8 @@ class Machine:
 
     def _let_out(self, part: Part, effects: Effects) -> None:
         self.parts.take(part.transaction)
+        for _, runs in part.settled:
+            self._unblock(runs)
         self.unacked_count -= part.unacked_count
         self.unacked_bytes -= part.unacked_bytes
         if part.position >= 0:
@@ -1053,8 +1208,11 @@ class Machine:
             # others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
+            self._release(runs)
             self._give_back(meta, runs, effects, failed=failed)
         self.consumers.by_key.pop(key, None)
+        if self.grouped is not None and not consumer.checkout.count:
+            self.grouped.leave(consumer)
         if consumer.checkout.count:
             # Move it to the end: in the order of detaching, as in a snapshot.
             self.consumers.keep(consumer)
@@ -1110,7 +1268,9 @@ class Machine:
         self._use(meta, effects)
         if len(command) > 1:
             effects.purged.append((command[1], self._kept_count()))
-        cleared = [*self.ready.clear(), *self.delayed.clear()]
+        waited = self.delayed.clear()
+        self._unblock([run for run in waited if not run.waits_until])
+        cleared = [*self.ready.clear(), *waited]
         self._dropped(cleared, PURGED)
         effects.settled += cleared
 
@@ -1121,8 +1281,9 @@ class Machine:
             priority_max=self.settings.priority_max,
             single_active_consumer=self.settings.single_active_consumer,
             strict=self.settings.strict or command[1].strict,
+            group_header=self.settings.group_header,
         )
-        self._be_strict()
+        self._be_as_set()
         if self.dedup is None or not self.settings.deduplicates:
             self.dedup = _dedup(self.settings)
         else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter
 from typing import Final, NamedTuple
@@ -406,6 +406,30 @@ class Ready:
     def head(self) -> Run | None:
         level = self.head_level()
         return level.head() if level is not None else None
+
+    # -- bodies that are not in memory -----------------------------------------------------------------------
+
+    def wants(self) -> Run | None:
+        """Return the run whose bodies are needed next."""
+        return self.head()
+
+    def paged_out(self, start_bytes: int, stop_bytes: int) -> list[Run]:
+        """Return those of the next runs whose bodies are not in memory; see Level."""
+        level = self.head_level()
+        return [] if level is None else level.paged_out(start_bytes, stop_bytes)
+
+    def brought_back(self, runs: list[Run]) -> None:
+        """The bodies of these runs, which `paged_out` has returned, are in memory again."""
+        level = self.head_level()
+        if level is not None:
+            level.forget_gone()
+            level.resident.extendleft(reversed(runs))
+
+    def put_aside(self) -> list[Sequence[Run]]:
+        """Return the runs that no `resident` has, those that are needed last at the end of each list."""
+        return [level.returned for level in self.levels if level.returned]
+
+    # -- taking ----------------------------------------------------------------------------------------------
 
     def pop(self, level: Level, count: int) -> Run:
         run = level.pop(count)

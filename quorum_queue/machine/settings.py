@@ -53,6 +53,9 @@ class Settings:
     dead_letter_to: str | None = None
     dead_letter_key: str = ""
 
+    #: The header that names a message's group; empty: the queue has no message groups.
+    group_header: str = ""
+
     @property
     def records(self) -> bool:
         return self.message_status_window_ms is not None

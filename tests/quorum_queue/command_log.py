@@ -6,6 +6,7 @@ Run as a program, it prints the digest after each batch: the same in every proce
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -24,6 +25,14 @@ Batch = tuple[int, list[Plain]]
 
 
 def random_settings(random: Random) -> Settings:
+    drawn = _random_settings(random)
+    if random.random() < 0.3:
+        # Message groups refuse these.
+        return replace(drawn, group_header="group", priority_max=0, single_active_consumer=False)
+    return drawn
+
+
+def _random_settings(random: Random) -> Settings:
     return Settings(
         message_ttl_ms=random.choice([None, None, 0, 5, 30]),
         max_length=random.choice([None, None, 3, 10]),
@@ -60,9 +69,20 @@ def _random_command(random: Random) -> Plain:
     key = random.choice(KEYS)
     if verb == "enqueue":
         ttl_ms = random.choice([None, None, None, 2, 20])
-        head = random.choice([b"one", b"two"])
+        # Exchange, routing key and group.
+        heads = [
+            b"\x01e\x01k" + random.choice([b"", b"a", b"b", b"c"]) for _ in range(random.choice([1, 1, 7]))
+        ]
         waits_ms = random.choice([0, 0, 0, 2, 9])
-        return verb, random.randint(1, 7), random.randint(0, 9), random.randint(-1, 5), ttl_ms, head, waits_ms
+        return (
+            verb,
+            random.randint(1, 7),
+            random.randint(0, 9),
+            random.randint(-1, 5),
+            ttl_ms,
+            heads,
+            waits_ms,
+        )
     if verb == "attach":
         return verb, key, random.random() < 0.2, random.choice([0, 1, 2, 5]), random.choice([0, 0, 1])
     if verb == "detach":
@@ -104,9 +124,11 @@ class Reader:
     def _build(self, command: Plain, attached: set[str]) -> Command | None:
         verb = command[0]
         if verb == "enqueue":
-            _, count, size, priority, ttl_ms, head, waits_ms = command
+            _, count, size, priority, ttl_ms, heads, waits_ms = command
             contents = [b"%d" % (self.number + index) + b"." * size for index in range(count)]
-            run = Run(range(count), contents, head, Attributes(priority=priority, ttl_ms=ttl_ms))
+            run = Run(range(count), contents, heads[0], Attributes(priority=priority, ttl_ms=ttl_ms))
+            if len(heads) > 1:
+                run.heads = heads[:count]
             run.waits_until = waits_ms
             self.number += count
             return verb, run, "publisher", self.number - count

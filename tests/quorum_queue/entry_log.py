@@ -30,6 +30,7 @@ NODES = ["n1", "n2", "n3"]
 
 
 def random_settings(random: Random) -> Settings:
+    grouped = random.random() < 0.3
     return Settings(
         message_ttl_ms=random.choice([None, None, 5, 30]),
         expires_ms=random.choice([None, 1000]),
@@ -38,7 +39,9 @@ def random_settings(random: Random) -> Settings:
         overflow=random.choice(["drop-head", "reject-publish", "reject-publish-dlx"]),
         dead_letter=random.random() < 0.5,
         dead_letter_at_least_once=random.random() < 0.5,
-        single_active_consumer=random.random() < 0.2,
+        # Message groups refuse it.
+        single_active_consumer=random.random() < 0.2 and not grouped,
+        group_header="group" if grouped else "",
         keeps_all=True,
         delivery_limit=random.choice([None, 1, 3]),
         deduplication_window_ms=random.choice([None, 1, 8, 100]),
@@ -144,9 +147,11 @@ class Sender:
             frame_bytes=random.choice([4096, 8192]),
             overhead=random.choice([0, 0, 0]),
         )
-        run = Run(range(count), contents, random.choice([b"one", b"two"]), attributes)
-        if random.random() < 0.2:
-            run.heads = [random.choice([b"one", b"two"]) for _ in range(count)]
+        # Exchange, routing key and group.
+        heads = [b"\x01e\x01k" + random.choice([b"", b"a", b"b"]) for _ in range(count)]
+        run = Run(range(count), contents, heads[0], attributes)
+        if random.random() < 0.3:
+            run.heads = heads
         first = self.message
         self.message += count
         origin = random.choice([None, random.randint(0, 9)])

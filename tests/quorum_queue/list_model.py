@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from dataclasses import dataclass, field
+from zlib import crc32
 
 from quorum_queue.machine.run import Attributes
 from quorum_queue.machine.settings import Settings
@@ -27,10 +28,14 @@ class Message:
     redelivered: bool = False
     #: With strict priorities: how many came back before it.
     turn: int = 0
+    #: In a queue with message groups, where only positions count; empty: the message is of none.
+    group: bytes | None = None
 
     @property
     def place(self) -> tuple[int, bool, int]:
         """Messages that waited before their first delivery come behind those that came back."""
+        if self.group is not None:
+            return 0, False, self.seq
         return -self.level, not self.redelivered, self.turn or self.seq
 
 
@@ -109,6 +114,10 @@ class ListModel:
         self.rows: dict[int, Row] = {}
         self.refused: list[tuple[bytes, str, str, int]] = []
 
+    @property
+    def grouped(self) -> bool:
+        return bool(self.settings.group_header)
+
     def became(self, message: Message, state: str, reason: str = "", consumer: Key | None = None) -> None:
         row = self.rows[message.seq]
         row.state, row.reason, row.changed = state, reason, self.now
@@ -124,7 +133,7 @@ class ListModel:
         self,
         numbers: range,
         contents: list[bytes],
-        head: bytes,
+        heads: list[bytes],
         attributes: Attributes,
         ids: list[bytes] | None = None,
         waits_until: int = 0,
@@ -133,7 +142,7 @@ class ListModel:
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
             came = False
-            for number, content in zip(numbers, contents, strict=True):
+            for number, content, head in zip(numbers, contents, heads, strict=True):
                 size = len(content) - attributes.overhead
                 if came and self.is_full(size):
                     # What fits comes at once, and then consumers take from it.
@@ -161,7 +170,7 @@ class ListModel:
             if came:
                 self.assign()
             return
-        for number, content in zip(numbers, contents, strict=True):
+        for number, content, head in zip(numbers, contents, heads, strict=True):
             self.accept(number, content, head, attributes, message_ids[number], waits_until)
         if limited:
             self.assign()
@@ -187,6 +196,9 @@ class ListModel:
         else:
             level = max(0, min(attributes.priority, self.settings.priority_max))
         message = Message(self.next_seq, level, content, head, attributes, expires_at)
+        if self.grouped:
+            # Heads of tests have an exchange and a key of one letter.
+            message.level, message.group = 0, head[4:]
         if waits_until > self.now:
             self.let_wait(waits_until, message)
         else:
@@ -200,7 +212,7 @@ class ListModel:
         insort(self.delayed, (due, self.turns_back, message), key=lambda each: each[:2])
 
     def come_back(self, message: Message) -> None:
-        if self.settings.strict:
+        if self.settings.strict and not self.grouped:
             self.turns_back += 1
             message.level, message.turn = 32, self.turns_back
         self.ready_again(message)
@@ -272,7 +284,55 @@ class ListModel:
             ordered = [self.active] if self.active is not None else []
         return next((holder for holder in ordered if self.room(holder) > 0), None)
 
+    def near(self, place: int) -> Holder | None:
+        """The consumer at this place, or the next one with room, of the highest priority that has any."""
+        for priority in sorted({holder.priority for holder in self.turns}, reverse=True):
+            peers = [holder for holder in self.turns if holder.priority == priority]
+            start = place % len(peers)
+            for holder in peers[start:] + peers[:start]:
+                if self.room(holder) > 0:
+                    return holder
+        return None
+
+    def next_of_groups(self, getter: Holder | None = None) -> tuple[Message, Holder] | None:
+        """The first message that a consumer with room, or this getter, may have."""
+        having = {held.group: holder for holder in self.holders.values() for held in holder.held.values()}
+        blocked = {waiting.group for _, _, waiting in self.delayed if waiting.redelivered}
+        passed: set[bytes | None] = set()
+        for message in self.ready:
+            group, holder, found = message.group, None, getter
+            if group in passed:
+                continue
+            if group:
+                holder = having.get(group)
+            if group and group in blocked:
+                found = None
+            elif getter is not None:
+                found = getter if holder in (None, getter) else None
+            elif holder is None:
+                found = self.near(crc32(group) if group else message.seq)
+            else:
+                found = holder if holder.attached and self.room(holder) > 0 else None
+            if found is not None:
+                return message, found
+            if group:
+                passed.add(group)
+        return None
+
+    def assign_groups(self) -> None:
+        while found := self.next_of_groups():
+            message, holder = found
+            if message.expires_at is not None and message.expires_at < self.now + message.redelivered:
+                self.drop(message, "expired")
+                continue
+            self.ready.remove(message)
+            self.hand(holder, message)
+        self.expire()
+
     def assign(self) -> None:
+        if self.grouped:
+            self.assign_groups()
+            return
         while self.ready:
             head = self.ready[0]
             # A message with a TTL of 0 is handed out when it comes, but not when it comes back.
@@ -294,7 +354,7 @@ class ListModel:
 
     def expire(self) -> None:
         ranks = sorted({message.level for message in self.ready}, reverse=True)
-        for rank in ranks if self.settings.strict else [None]:
+        for rank in ranks if self.settings.strict and not self.grouped else [None]:
             while head := next((each for each in self.ready if rank in (None, each.level)), None):
                 if head.expires_at is None or head.expires_at > self.now:
                     break
@@ -315,10 +375,14 @@ class ListModel:
     def get(self, holder: Holder) -> None:
         self.end_waits()
         self.expire()
-        if self.ready:
+        found = (self.ready[0], holder) if self.ready else None
+        if self.grouped:
+            found = self.next_of_groups(self.holders.get(holder.key, holder))
+        if found is not None:
             if not holder.no_ack:
                 self.holders[holder.key] = holder
-            self.hand(holder, self.ready.pop(0))
+            self.ready.remove(found[0])
+            self.hand(holder, found[0])
         else:
             self.outcome.got_nothing.append(holder.key)
 

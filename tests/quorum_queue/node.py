@@ -282,8 +282,9 @@ def publish(
     origin: Publisher | None = None,
     first: int = 1,
     attributes: Attributes = PERSISTENT,
+    head: bytes = b"head",
 ) -> None:
-    host.submit(("enqueue", Run(range(len(contents)), list(contents), b"head", attributes), origin, first))
+    host.submit(("enqueue", Run(range(len(contents)), list(contents), head, attributes), origin, first))
 
 
 def resident_bytes(host: LocalHost) -> int:

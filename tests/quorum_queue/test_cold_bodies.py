@@ -65,14 +65,21 @@ class ColdNode(QueueNode):
 
 
 def paged_out(
-    node: QueueNode, last: int, *, journalled: bool = True, settings: Settings | None = None
+    node: QueueNode,
+    last: int,
+    *,
+    journalled: bool = True,
+    settings: Settings | None = None,
+    groups: bytes = b"",
 ) -> LocalHost:
     """Return a queue of this many messages. All except the head are out of memory, and the head is taken
     away.
     """
     host = node.host(settings or Settings(), journalled=journalled)
     for number in range(1, last + 1):
-        publish(host, numbered(number, number), attributes=PERSISTENT if journalled else TRANSIENT)
+        group = groups[number % len(groups) :][:1] if groups else b""
+        head, attributes = b"\x01e\x01k" + group, PERSISTENT if journalled else TRANSIENT
+        publish(host, numbered(number, number), attributes=attributes, head=head)
     node.commit()
     host.page_out(1 << 30)
     for level in host.machine.ready.levels:
@@ -112,6 +119,34 @@ def test_deliveries_wait_for_the_disk_and_publishers_do_not(journalled: bool, no
     if not no_ack:
         assert host.unacked_count == 32
         host.submit(("settle", "c", 0, 31))
+    assert (host.unacked_count, resident_bytes(host), node.services.memory.used) == (0, 0, 0)
+
+
+@pytest.mark.parametrize("journalled", [True, False])
+@pytest.mark.parametrize("groups", [b"a", b"ab", b"abcde"])
+def test_groups_wait_for_the_disk_in_order(journalled: bool, groups: bytes) -> None:
+    """Also messages that were put aside, whose bodies leave memory again and again."""
+    node = ColdNode()
+    settings = Settings(group_header="x-group-id")
+    host = paged_out(node, 20, journalled=journalled, settings=settings, groups=groups)
+    consumers = {key: attach(host, key, prefetch=1) for key in ("c", "d", "e")}
+    settled = dict.fromkeys(consumers, 0)
+    came: list[bytes] = []
+    for _ in range(200):
+        node.drain()
+        host.page_out(1 << 30)
+        node.commit()
+        for key, receiver in consumers.items():
+            fresh = receiver.contents[settled[key] :]
+            assert len(fresh) <= 1
+            if fresh:
+                came += fresh
+                settled[key] += 1
+                host.submit(("settle", key, settled[key] - 1, settled[key] - 1))
+    assert sorted(came) == sorted(numbered(1, 20))
+    for place in range(len(groups)):
+        mine = [body for body in came if int(body.rstrip(b".")) % len(groups) == place]
+        assert mine == sorted(mine, key=lambda body: int(body.rstrip(b".")))
     assert (host.unacked_count, resident_bytes(host), node.services.memory.used) == (0, 0, 0)
 
 

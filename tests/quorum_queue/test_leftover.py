@@ -7,8 +7,8 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from quorum_queue.freeing import FREED_BYTES_MAX, FREED_RUNS_MAX, Leftover
-from quorum_queue.machine.delayed import Delayed
 from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.order.delayed import Delayed
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Turn
 

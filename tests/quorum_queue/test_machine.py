@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import cycle
 
 import hypothesis.strategies as st
 import pytest
@@ -34,6 +35,8 @@ CONSUMERS = [("n1", 1, "c1"), ("n1", 2, "c2"), ("n2", 1, "c3"), ("n2", 1, "c4")]
 GETTERS = [("n1", 1, "g1"), ("n2", 1, "g2")]
 TTLS = st.none() | st.sampled_from([0, 3, 10, 40])
 LIMITS = st.none() | st.integers(0, 12)
+#: Exchange and routing key, of one letter each, and the group behind them.
+HEAD_OF = {group: b"\x01e\x01k" + group.encode().replace(b".", b"") for group in "abcd."}
 PREFETCHES = st.sampled_from([0, 1, 2, 3, 7])
 
 queue_settings = st.builds(
@@ -56,6 +59,12 @@ queue_settings = st.builds(
     message_status_window_ms=st.sampled_from([None, 5, 1_000]),
     message_status_count=st.sampled_from([1, 7, 1_000]),
     dead_letter_to=st.just("dead"),
+    group_header=st.sampled_from(["", "", "x-group-id"]),
+).map(
+    # They refuse each other.
+    lambda drawn: (
+        replace(drawn, priority_max=0, single_active_consumer=False) if drawn.group_header else drawn
+    )
 )
 attributes = st.builds(
     Attributes,
@@ -132,16 +141,19 @@ class MachineComparison(RuleBasedStateMachine):
 
     # -- publishing
 
-    @rule(count=st.integers(1, 9), size=st.integers(0, 6), head=st.sampled_from([b"a", b"bb"]), drawn=attributes,
+    @rule(count=st.integers(1, 9), size=st.integers(0, 6), groups=st.sampled_from(["", "a", "b", "ab", "aab", "a.", "abcd"]), drawn=attributes,
           now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]),
           waits=st.sampled_from([0, 0, 0, 1, 5, 30]))  # fmt: skip
     def enqueue(
-        self, count: int, size: int, head: bytes, drawn: Attributes, now: bool, ids: str, waits: int
+        self, count: int, size: int, groups: str, drawn: Attributes, now: bool, ids: str, waits: int
     ) -> None:
         numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         contents = [b"%d" % number + b"." * size for number in numbers]
-        run = Run(range(count), list(contents), head, drawn)
+        heads = [HEAD_OF[group] for group, _ in zip(cycle(groups or "."), numbers, strict=False)]
+        run = Run(range(count), list(contents), heads[0], drawn)
+        if len(groups) > 1:
+            run.heads = list(heads)
         run.waits_until = waits
         waits_until = self.model.now + waits if waits else 0
         names = {
@@ -155,7 +167,7 @@ class MachineComparison(RuleBasedStateMachine):
         if ids != "none":
             command = ("enqueue_known", run, "origin", numbers.start, names)
         self.submit(
-            command, lambda: self.model.enqueue(numbers, contents, head, drawn, names, waits_until), now
+            command, lambda: self.model.enqueue(numbers, contents, heads, drawn, names, waits_until), now
         )
 
     # -- consumers
@@ -343,7 +355,8 @@ class MachineComparison(RuleBasedStateMachine):
         due = [due for due, *_ in self.model.delayed]
         ranks: set[int] = set()
         for waiting in self.model.ready:
-            if not ranks or (self.model.settings.strict and waiting.level not in ranks):
+            strict = self.model.settings.strict and not self.model.grouped
+            if not ranks or (strict and waiting.level not in ranks):
                 due += [waiting.expires_at] if waiting.expires_at is not None else []
             ranks.add(waiting.level)
         assert self.machine.due_ms == min(due, default=None)
@@ -361,7 +374,7 @@ class MachineComparison(RuleBasedStateMachine):
         assert waiting == [(due, plain_of(message)) for due, _, message in model.delayed]
         assert (machine.ready.count, machine.delayed.count) == (len(model.ready), len(waiting))
         assert machine.ready.bytes + machine.delayed.bytes == model.ready_bytes
-        if model.settings.strict:
+        if model.settings.strict and not model.grouped:
             levels = [message.level for message in model.ready]
             assert machine.ready.by_rank == {rank: levels.count(rank) for rank in sorted({*levels} - {32})}
             assert machine.ready.returned_count == levels.count(32)

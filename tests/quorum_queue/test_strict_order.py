@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from quorum_queue.machine import delayed, versions
+from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import PRIORITY_ZERO
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.order import delayed
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots import snapshot

@@ -116,6 +116,14 @@ def short_text(value: object, type: str) -> str:
     return found
 
 
+def header(value: object, type: str) -> str:
+    """The name of a header."""
+    found = short_text(value, type)
+    if not found:
+        raise Invalid("a header has a name")
+    return found
+
+
 def exchange(value: object, type: str) -> str:
     if not isinstance(value, str):
         raise InvalidType

@@ -5,7 +5,7 @@ parses the arguments of stored queues again at each start, so arguments that wer
 acceptable.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, Literal
@@ -27,6 +27,10 @@ NO_TYPES: Mapping[str, str] = {}
 
 #: Maximum number of sets of arguments that are shared between queues.
 SHARED_MAX = 1024
+
+
+#: The header that names a message's group, unless the queue names another one.
+GROUP_HEADER = "x-group-id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +55,9 @@ class QueueArguments:
     retry_backoff: Literal["linear", "exponential"] | None = None
     # True if messages may say how long they wait before they are delivered first.
     delayed: bool = False
+    # None if it was not given; a header means yes.
+    message_groups: bool | None = None
+    message_group_header: str | None = None
     # None if it was not given; a window or a count means yes.
     deduplication: bool | None = None
     deduplication_window_ms: int | None = None
@@ -85,6 +92,11 @@ class QueueArguments:
     @property
     def type(self) -> QueueType:
         return QUEUE_TYPES[self.queue_type]
+
+    @property
+    def group_header(self) -> str:
+        """The header that names a message's group; empty if the queue has no message groups."""
+        return (self.message_group_header or GROUP_HEADER) if self.message_groups else ""
 
 
 def parse_queue_arguments(
@@ -148,6 +160,8 @@ def parse_queue_arguments(
         raise refused(
             "x-delayed-retry-max", f"{most_ms} is less than x-delayed-retry-min, which is {least_ms}"
         )
+    if values.get("message_group_header") or values.get("message_groups"):
+        _check_groups(values, refused)
     if queue_type.is_group:
         if "stream" not in values:
             raise refused("x-stream", "a group needs a stream")
@@ -155,6 +169,18 @@ def parse_queue_arguments(
     if queue_type.always_durable:
         _check_durable(place, durable=durable, exclusive=exclusive, auto_delete=auto_delete)
     return _shared(QueueArguments(**values))
+
+
+def _check_groups(values: dict[str, Any], refused: Callable[[str, object], PreconditionFailed]) -> None:
+    """Check what a queue with message groups can't have, too. A header means groups."""
+    if values.get("message_groups") is False:
+        raise refused("x-message-group-header", "x-message-groups is false")
+    values["message_groups"] = True
+    given = "x-message-group-header" if "message_group_header" in values else "x-message-groups"
+    if values.get("max_priority"):
+        raise refused(given, "a queue with x-max-priority has no message groups: order is by group there")
+    if values.get("single_active_consumer"):
+        raise refused(given, "with x-single-active-consumer one consumer has all messages")
 
 
 @lru_cache(maxsize=SHARED_MAX)

@@ -62,6 +62,7 @@ def effective_settings(
         message_status_events=records and parsed.message_status_events is True,
         dead_letter_to=parsed.dead_letter_exchange if records else None,
         dead_letter_key=(parsed.dead_letter_routing_key or "") if records else "",
+        group_header=parsed.group_header,
     )
 
 

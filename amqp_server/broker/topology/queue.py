@@ -36,6 +36,8 @@ class Target(Protocol):
     deleted: bool
     #: Number of messages that were handed to it.
     published: int
+    #: The header that names a message's group; empty if it has no message groups.
+    group_header: str
 
     @property
     def delays(self) -> bool:
@@ -57,6 +59,7 @@ class Queue:
         "durable",
         "effective",
         "exclusive",
+        "group_header",
         "host",
         "last_used_ms",
         "marks",
@@ -97,6 +100,8 @@ class Queue:
         self.durable = record.durable
         self.auto_delete = record.auto_delete
         self.exclusive = record.exclusive
+        #: The header that names a message's group; empty if the queue has no message groups.
+        self.group_header = parsed.group_header
         self.type: QueueType = parsed.type
         #: Slots of the delivered marks of a durable queue on this node, one for each priority level.
         self.marks: list[int] = []

@@ -772,10 +772,10 @@ class GroupHost(DeferredHost):
 
     def _read_ahead(self) -> None:
         """Let the disk read the next bodies while these are delivered."""
-        level = self.replica.machine.ready.head_level()
-        if level is not None and self.replica.machine.consumers.count:
+        ready = self.replica.machine.ready
+        if ready.count and self.replica.machine.consumers.count:
             find = self.replica.find
-            runs = level.paged_out(0, self.replicas.options.read_ahead_bytes)
+            runs = ready.paged_out(0, self.replicas.options.read_ahead_bytes)
             ahead = dict.fromkeys(index for run in runs for index, _ in find(run.seqs))
             self.replicas.store.warm(self.queue_id, spans(ahead), _nothing)
 

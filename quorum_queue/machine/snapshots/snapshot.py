@@ -110,6 +110,7 @@ class View:
         "_producers",
         "_record",
         "_runs",
+        "_scanned",
         "_sealed",
         "_steps",
     )
@@ -122,12 +123,10 @@ class View:
         self._head = (machine.version, machine.settings, machine.next_seq, machine.last_used_ms)
         self._letters = machine.letters.state()
         self._sealed = machine.sealed
+        self._scanned = 0 if machine.grouped is None else machine.grouped.scanned
         #: There are few, for a moment: they are encoded at once.
         self._pended = [_encode(_stored_part(part)) for part in machine.parts.all()]
-        self._runs: list[Run] = []
-        for level in reversed(machine.ready.levels):
-            self._runs.extend(level.returned)
-            self._runs.extend(level.main)
+        self._runs: list[Run] = list(machine.ready.runs())
         self._delayed = list(machine.delayed.items()) if machine.delayed.count else []
         self._dead = list(machine.dead_lettering.values())
         self._consumers = machine.consumers.in_turn()
@@ -187,7 +186,7 @@ class View:
 
     def _encode(self) -> Iterator[None]:
         self._parts.append(bytes((MARK,)))
-        self._put(HEAD, Head(*self._head, self._letters, *self._own, self._sealed))
+        self._put(HEAD, Head(*self._head, self._letters, *self._own, self._sealed, self._scanned))
         for at in range(0, len(self._blocks), PART_BLOCKS):
             self._put(BLOCKS, [_stored_block(block) for block in self._blocks[at : at + PART_BLOCKS]])
             yield
@@ -403,6 +402,8 @@ class Reading:
         machine.last_used_ms = head.last_used_ms
         machine.letters.restore(head.letters)
         machine.sealed = head.sealed
+        if machine.grouped is not None:
+            machine.grouped.scanned = head.scanned
         self._begin(machine)
 
     def _read_names(self, kind: int, part: memoryview) -> None:
@@ -487,6 +488,8 @@ def digest(machine: Machine) -> bytes:
         machine.record.digest(digest.update)
     for due_ms, run in machine.delayed.items():
         _digest_singly(digest.update, run, due_ms, step=0)
+    if machine.grouped is not None:
+        digest.update(repr(machine.grouped.scanned).encode())
     if machine.sealed:
         digest.update(b"sealed")
     return digest.digest()
@@ -641,7 +644,9 @@ def _stored_consumer(consumer: Consumer, held: Held, active: bool) -> StoredCons
 
 
 def _put_ready(machine: Machine, run: Run) -> None:
-    if run.redelivered:
+    if machine.grouped is not None:
+        machine.grouped.restore(run)
+    elif run.redelivered:
         machine.ready.put_back([run])
     else:
         machine.ready.push(run)
@@ -670,6 +675,8 @@ def _restore_consumer(machine: Machine, fields: StoredConsumer) -> Consumer:
 
 def _hold(machine: Machine, consumer: Consumer, first: int, run: Run) -> None:
     consumer.checkout.add(first, run)
+    if machine.grouped is not None:
+        machine.grouped.hold(run, consumer)
     machine.unacked_bytes += run.counted_bytes
     machine.unacked_count += len(run.seqs)
 
@@ -699,7 +706,11 @@ def _put_part(machine: Machine, stored: StoredPart) -> None:
     for verb, saved_runs in stored.settled:
         if verb not in ("settle", "return", "fail", "discard"):
             raise CodecError(f"a part of a transaction does {verb!r}")
-        part.add_settled(verb, list(map(_run, saved_runs)))
+        runs = list(map(_run, saved_runs))
+        part.add_settled(verb, runs)
+        if machine.grouped is not None:
+            for run in runs:
+                machine.grouped.block(run)
     machine.parts.put(part)
     machine.unacked_count += part.unacked_count
     machine.unacked_bytes += part.unacked_bytes

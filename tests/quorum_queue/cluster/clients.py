@@ -17,7 +17,7 @@ from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.ports import Got, Refused
 from tests.quorum_queue.cluster import levels
-from tests.quorum_queue.cluster.ledger import Ledger
+from tests.quorum_queue.cluster.ledger import Ledger, group_of_body
 from tests.turns import Violation
 
 if TYPE_CHECKING:
@@ -204,6 +204,8 @@ class Client:
             queue.declared.ledger.published[body] = None
             contents.append(body)
         run = Run(range(len(contents)), contents, b"head", attributes)
+        if queue.host.settings.group_header:
+            run.heads = [b"\x01e\x01k" + group_of_body(body) for body in contents]
         if self.waits.random() < 0.15:
             run.waits_until = self.waits.choice((1, 20, 200, 1_500))
         ids: tuple[Any, ...] = ()

@@ -34,6 +34,7 @@ QUEUES: dict[str, tuple[QueueArguments, str]] = {
     "ranked": (QueueArguments(queue_type="quorum"), ""),
     "later": (QueueArguments(queue_type="quorum", retry_type="all", retry_min_ms=50, retry_max_ms=300, delivery_limit=3), ""),
     "failed later": (QueueArguments(queue_type="quorum", retry_type="failed", retry_min_ms=40, retry_max_ms=900, retry_backoff="exponential"), ""),
+    "grouped": (QueueArguments(queue_type="quorum", message_groups=True, retry_type="failed", retry_min_ms=40, retry_max_ms=300, delivery_limit=3), ""),
     "once or full": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, deduplication_window_ms=10**9, max_length=6, overflow="reject-publish"), ""),
     "full, dead": (QueueArguments(queue_type="quorum", message_status_window_ms=10**9, max_length=5, overflow="reject-publish-dlx", dead_letter_exchange=""), "dead"),
 }  # fmt: skip

@@ -43,6 +43,11 @@ class Delivery:
 TIME_SLACK_MS = 10_000
 
 
+def group_of_body(body: bytes) -> bytes:
+    """Return the message group of a message, of a few that all publishers share; some have none."""
+    return (b"", b"a", b"b", b"c")[int(body.split(b".")[1]) % 4]
+
+
 class Ledger:
     """One queue's books."""
 
@@ -291,15 +296,18 @@ class Ledger:
         ):
             for seq in released:
                 self.returns[seq] = self.returns.get(seq, 0) + 1
-                if self.machine.ready.strict:
+                if self.machine.counts_failures:
                     self.acquired[seq] = self.acquired.get(seq, 0) + 1
-                if verb in ("fail", "detach") or not self.machine.ready.strict:
+                if verb in ("fail", "detach") or not self.machine.counts_failures:
                     self.fails[seq] = self.fails.get(seq, 0) + 1
         for due_ms, run in effects.delayed[starts[4] :]:
             for seq in run.seqs:
                 self.waits[seq] = due_ms
             self.note("waits", len(run.seqs))
         given: dict[int, None] = {}
+        if self.machine.grouped is not None:
+            for run in effects.settled[starts[2] :]:
+                given.update(dict.fromkeys(run.seqs))
         new: list[int] = []
         for consumer, run, first_id in effects.deliveries[starts[1] :]:
             self._hand(consumer, run, first_id, new, given)
@@ -430,6 +438,8 @@ class Ledger:
                 raise self.fail(f"message {seq} should wait until {self.waits[seq]}")
             if self.machine.ready.strict:
                 self._check_rank(seq, consumer, given)
+            if self.machine.grouped is not None:
+                self._check_group(seq, consumer, given)
             if run.redelivered != (returns > 0):
                 raise self.fail(f"message {seq} came back {returns} times, redelivered is {run.redelivered}")
             self.times[seq] = self.times.get(seq, 0) + 1
@@ -439,7 +449,7 @@ class Ledger:
                 raise self.fail(
                     f"message {seq} came back {self.acquired.get(seq, 0)} times, and {run.acquired} were counted"
                 )
-            if not returns and seq not in self.overtaken:
+            if not returns and seq not in self.overtaken and self.machine.grouped is None:
                 new.append(seq)
             self.deliveries.setdefault((consumer.key[-6:], number), []).append(
                 Delivery(seq, run.redelivered, run.attempts)
@@ -468,6 +478,26 @@ class Ledger:
                 continue
             if self.ranks[other] > self.ranks[seq]:
                 raise self.fail(f"message {seq} is handed to {consumer.key} before {other} of higher rank")
+
+    def _check_group(self, seq: int, consumer: Consumer, given: dict[int, None]) -> None:
+        """Check that nobody else has messages of the group, and that all earlier ones were handed out.
+        `given`: messages that need no ack have gone.
+        """
+        group = group_of_body(self.bodies[seq])
+        if not group:
+            return
+        for other in self.live:
+            if other == seq or group_of_body(self.bodies[other]) != group or other in self.dead_lettering:
+                continue
+            if other in self.holder:
+                if self.holder[other][0] != consumer.key:
+                    raise self.fail(
+                        f"message {seq} is handed to {consumer.key}, and {self.holder[other][0]} has its group"
+                    )
+            elif other in given or (other in self.overtaken and self.waits[other] > self.now_ms):
+                continue
+            elif other < seq and other not in self.overtaken:
+                raise self.fail(f"message {seq} is handed out before {other} of its group")
 
     def _dead_letter(self, run: Run, reason: str, reasons: dict[int, str], entry: DecodedEntry) -> None:
         self.note(f"dead letters, {reason}", len(run.seqs))

@@ -26,15 +26,19 @@ from quorum_queue.cluster.snapshots import transfer
 from quorum_queue.cluster.snapshots.lost_entries import LostEntries
 from quorum_queue.cluster.snapshots.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.order.message_groups import GroupedReady
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import ACKNOWLEDGED
 from quorum_queue.machine.replicated import Applied, QueueReplica
+from quorum_queue.machine.run import Run
 from quorum_queue.machine.snapshots import snapshot
 from quorum_queue.message_status import answers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
 from tests.clocks import ManualClock
-from tests.quorum_queue import test_clock
+from tests.quorum_queue import test_clock, test_message_groups
 from tests.quorum_queue.cluster import (
     simulation,
     test_cold_bodies,
@@ -88,6 +92,17 @@ def forgets_rows() -> Callable[..., Any]:
         made = view(self)
         made._blocks = []
         return made
+
+    return mutant
+
+
+def holds_no_groups() -> Callable[..., None]:
+    hold = snapshot._hold
+
+    def mutant(machine: Machine, consumer: Consumer, first: int, run: Run) -> None:
+        grouped, machine.grouped = machine.grouped, None
+        hold(machine, consumer, first, run)
+        machine.grouped = grouped
 
     return mutant
 
@@ -309,6 +324,9 @@ MUTATIONS = [
              lambda: test_read_index.test_a_delete_if_empty_is_decided_by_the_log("c")),
     Mutation("counts are those of the asked node", Group, "catch_up", lambda self, done: done(True)),
     Mutation("a snapshot forgets which messages wait for their first delivery", snapshot, "_run", forgets_waits()),
+    Mutation("a snapshot forgets who has a message group", snapshot, "_hold", holds_no_groups()),
+    Mutation("a message group goes on while one of its messages waits", GroupedReady, "block", nothing,
+             test_message_groups.test_a_retry_holds_its_group_and_no_other),
     Mutation("a snapshot forgets what became of messages", MessageRecord, "view", forgets_rows()),
     Mutation("what became of a message is answered without a look at the leader", GroupHost, "message_status",
              answers_from_the_copy, test_read_index.test_what_became_of_a_message_is_told_with_all_that_was_confirmed),

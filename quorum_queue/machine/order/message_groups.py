@@ -1,0 +1,566 @@
+"""Message groups: which consumer has the messages of a group, and the ready messages of a queue with groups.
+
+A group is with one consumer as long as this holds unacked messages of it; nobody else gets its next ones. So
+its messages are handed out in order, and come back in order. A group is blocked, for everybody, while a
+message of it waits for a retry, or an open transaction has acked one.
+
+Messages lie in one FIFO, as in every queue, until they are looked at. The first one whose consumer has no
+room is parked: put aside into a heap of its group, so that nobody looks at it again before the group's turn
+comes. Whatever is handed out is the message with the lowest position that may be handed out; so replicas that
+have looked at different messages hand out the same ones, and a snapshot has no groups: who has a group
+follows from what consumers hold.
+
+The group of a message stands in its head, behind exchange and routing key: wherever heads go, in logs,
+journals and snapshots, groups go with them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush, merge
+from operator import attrgetter
+from typing import Final
+from zlib import crc32
+
+from quorum_queue.machine.consumers import NO_KEEPER, Consumer, Consumers, Keeper
+from quorum_queue.machine.ready import Level, Place, Ready
+from quorum_queue.machine.run import Run
+
+#: Most messages that are put aside because consumers of their groups have no room, before the queue
+#: looks no further. Messages that come back do not count.
+LOOK_AHEAD_MAX: Final = 16_384
+#: Heaps with more entries than this many for each group have many that are not valid any more.
+STALE_FACTOR: Final = 4
+STALE_MIN: Final = 64
+
+_by_position = attrgetter("seqs.start")
+
+
+#: Consumer, run, and first delivery id.
+Delivery = tuple[Consumer, Run, int]
+
+
+def routing_of(head: bytes) -> bytes:
+    """Return exchange and routing key of a message, as a delivery carries them, from its head."""
+    return head[: _end_of_routing(head)]
+
+
+def group_of(head: bytes) -> bytes:
+    """Return the group of a message from its head, empty for none."""
+    return head[_end_of_routing(head) :]
+
+
+def _end_of_routing(head: bytes) -> int:
+    key_at = 1 + head[0] if head else 0
+    return key_at + 1 + head[key_at] if key_at < len(head) else len(head)
+
+
+def without_groups(run: Run) -> None:
+    """Let the heads of a run have the routing only."""
+    if run.heads is None:
+        run.head = routing_of(run.head)
+    else:
+        run.heads = [routing_of(head) for head in run.heads]
+
+
+class Gathering:
+    """What one consumer gets, with equal flags."""
+
+    __slots__ = ("consumer", "first_id", "runs")
+
+    def __init__(self, consumer: Consumer, run: Run, first_id: int) -> None:
+        self.consumer = consumer
+        self.first_id = first_id
+        self.runs = [run]
+
+    def takes(self, run: Run) -> bool:
+        first = self.runs[0]
+        return (
+            run.attributes == first.attributes
+            and run.redelivered == first.redelivered
+            and run.attempts == first.attempts
+            and run.acquired == first.acquired
+            and run.kinds is None
+            and first.kinds is None
+        )
+
+    def delivery(self) -> Delivery:
+        first = self.runs[0]
+        if len(self.runs) == 1:
+            return self.consumer, first, self.first_id
+        contents: list[bytes] = []
+        heads: list[bytes] = []
+        for run in self.runs:
+            contents += run.contents or []
+            heads += run.heads or [run.head] * len(run.seqs)
+        joined = Run(range(len(contents)), contents, b"", first.attributes)
+        joined.size, joined.heads = sum(map(len, contents)), heads
+        joined.redelivered, joined.attempts, joined.acquired = (
+            first.redelivered,
+            first.attempts,
+            first.acquired,
+        )
+        return self.consumer, joined, self.first_id
+
+
+def gathered(deliveries: list[Delivery]) -> list[Delivery]:
+    """Put together what each consumer gets, of messages in memory: by groups they are handed out one by one,
+    and sent much faster together. Their positions are lost, which nobody needs to send them.
+    """
+    found: list[Gathering] = []
+    last: dict[Consumer, Gathering] = {}
+    for consumer, run, first_id in deliveries:
+        gathering = last.get(consumer)
+        if gathering is not None and gathering.takes(run):
+            gathering.runs.append(run)
+        else:
+            gathering = last[consumer] = Gathering(consumer, run, first_id)
+            found.append(gathering)
+    return [gathering.delivery() for gathering in found]
+
+
+class Holder:
+    """Who has a group, and how many of its messages unacked."""
+
+    __slots__ = ("consumer", "count")
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.count = 0
+
+
+class Pick:
+    """The next messages to be handed out: the first `count` of a run, which are of one group, and to whom."""
+
+    __slots__ = ("consumer", "count", "group", "parked", "run")
+
+    def __init__(self, run: Run, count: int, group: bytes, consumer: Consumer, *, parked: bool) -> None:
+        self.run = run
+        self.count = count
+        self.group = group
+        self.consumer = consumer
+        self.parked = parked
+
+
+class GroupedReady(Ready):
+    """The ready messages of a queue with message groups. Priorities mean nothing here."""
+
+    __slots__ = (
+        "_blocked",
+        "_first",
+        "_holders",
+        "_looks_no_further",
+        "_main",
+        "_parked",
+        "_parked_count",
+        "_ripe",
+        "_stalled",
+        "scanned",
+        "wanted",
+    )
+
+    def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
+        super().__init__(0, keeper)
+        #: The messages that were not looked at yet: always there, unlike in other queues.
+        self._main = Level(keeper)
+        self.levels = [self._main]
+        #: Runs of each group that are put aside, as a heap by their first position.
+        self._parked: dict[bytes, list[tuple[int, Run]]] = {}
+        self._parked_count = 0
+        #: Groups with parked messages that may be handed out, as a heap by their first position; entries
+        #: outlive what they are about, and are passed over.
+        self._ripe: list[tuple[int, bytes]] = []
+        #: The same with all groups that have parked messages.
+        self._first: list[tuple[int, bytes]] = []
+        #: The same with groups of consumers that have no room.
+        self._stalled: dict[Consumer, list[tuple[int, bytes]]] = {}
+        self._holders: dict[bytes, Holder] = {}
+        #: How many messages of a group wait for a retry, or are acked in an open transaction.
+        self._blocked: dict[bytes, int] = {}
+        #: True if there was no room for messages that were to be put aside.
+        self._looks_no_further = False
+        #: Behind the last position that was ever put aside.
+        self.scanned = 0
+        #: The messages that could not be handed out because their bodies are not in memory. Not part of the
+        #: state.
+        self.wanted: Run | None = None
+
+    # -- who has which group ---------------------------------------------------------------------------------
+
+    def hold(self, run: Run, consumer: Consumer) -> None:
+        """A consumer holds these messages unacked."""
+        if run.heads is None:
+            self._hold(group_of(run.head), len(run.seqs), consumer)
+            return
+        for head in run.heads:
+            self._hold(group_of(head), 1, consumer)
+
+    def _hold(self, group: bytes, count: int, consumer: Consumer) -> None:
+        if not group:
+            return
+        holder = self._holders.get(group)
+        if holder is None:
+            holder = self._holders[group] = Holder(consumer)
+        holder.count += count
+
+    def release(self, runs: Iterable[Run]) -> None:
+        """Consumers hold these messages no more."""
+        for run in runs:
+            if run.heads is None:
+                self._release(group_of(run.head), len(run.seqs))
+            else:
+                for head in run.heads:
+                    self._release(group_of(head), 1)
+
+    def _release(self, group: bytes, count: int) -> None:
+        holder = self._holders.get(group)
+        if holder is None:
+            return
+        holder.count -= count
+        if holder.count <= 0:
+            del self._holders[group]
+            self._ripen(group)
+
+    def block(self, run: Run) -> None:
+        """Nobody gets messages of these groups."""
+        for group, count in _groups(run):
+            self._blocked[group] = self._blocked.get(group, 0) + count
+
+    def unblock(self, run: Run) -> None:
+        for group, count in _groups(run):
+            left = self._blocked.get(group, 0) - count
+            if left > 0:
+                self._blocked[group] = left
+            else:
+                self._blocked.pop(group, None)
+                self._ripen(group)
+
+    def leave(self, consumer: Consumer) -> None:
+        """A consumer is gone, and holds nothing."""
+        self._stalled.pop(consumer, None)
+
+    def _ripen(self, group: bytes) -> None:
+        heap = self._parked.get(group)
+        if heap is not None:
+            heappush(self._ripe, (heap[0][0], group))
+
+    # -- handing out -----------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Before messages are handed out: look at the groups of consumers that have room again."""
+        self._looks_no_further = False
+        for consumer in list(self._stalled):
+            room = consumer.room() if consumer.attached else 0
+            if room > 0:
+                self._refill(consumer, room)
+
+    def _refill(self, consumer: Consumer, most: int) -> None:
+        """Look at this many groups of a consumer, those that come first."""
+        heap = self._stalled.get(consumer)
+        while heap and most > 0:
+            entry = heappop(heap)
+            if self._is_valid(entry):
+                heappush(self._ripe, entry)
+                most -= 1
+        if not heap:
+            self._stalled.pop(consumer, None)
+
+    def next(self, consumers: Consumers, below: int, getter: Consumer | None = None) -> Pick | None:
+        """Return the first messages, with positions below this one, that a consumer may have; or that the
+        getter may have. On the way to it messages are put aside.
+        """
+        if getter is not None:
+            self._refill(getter, 1)
+        main = self._main
+        while True:
+            entry = self._valid_top(self._ripe)
+            head = main.head()
+            if head is not None and (entry is None or head.seqs.start < entry[0]):
+                if head.seqs.start >= below:
+                    return None
+                length = _alike(head)
+                group = group_of(head.head_of(0))
+                consumer = self._taker(group, head.seqs.start, consumers, getter)
+                if consumer is not None:
+                    return Pick(head, _at_once(length, group, consumers), group, consumer, parked=False)
+                if getter is None and consumers.near(0) is None:
+                    return None
+                # How runs are cut must not change what is put aside.
+                may = self.scanned - head.seqs.start
+                if may <= 0:
+                    may = LOOK_AHEAD_MAX - self._parked_count
+                if may <= 0:
+                    self._looks_no_further = True
+                    return None
+                self._park(group, main.pop(min(length, may)))
+                continue
+            if entry is None:
+                return None
+            start, group = entry
+            if start >= below:
+                return None
+            run = self._parked[group][0][1]
+            consumer = self._taker(group, start, consumers, getter)
+            if consumer is not None:
+                return Pick(run, _at_once(len(run.seqs), group, consumers), group, consumer, parked=True)
+            heappop(self._ripe)
+            if group in self._blocked:
+                continue
+            holder = self._holders.get(group)
+            if holder is None:
+                # No consumer has room.
+                heappush(self._ripe, entry)
+                return None
+            held_by = holder.consumer
+            if held_by.attached or held_by.checkout.count:
+                heap = self._stalled.get(held_by)
+                if heap is None:
+                    self._stalled[held_by] = [entry]
+                else:
+                    heappush(heap, entry)
+
+    def _taker(
+        self, group: bytes, start: int, consumers: Consumers, getter: Consumer | None
+    ) -> Consumer | None:
+        """Return who may have the message of a group at this position, which is the first one of the group if
+        it may be handed out.
+        """
+        if not group:
+            return consumers.near(start) if getter is None else getter
+        if group in self._blocked:
+            return None
+        heap = self._parked.get(group)
+        if heap is not None and heap[0][0] < start:
+            return None
+        holder = self._holders.get(group)
+        if holder is None:
+            return consumers.near(crc32(group)) if getter is None else getter
+        consumer = holder.consumer
+        if getter is not None:
+            return getter if consumer is getter else None
+        return consumer if consumer.attached and consumer.room() > 0 else None
+
+    @property
+    def may_go_on(self) -> bool:
+        """True if messages that were put aside have left since, so that there is room for more."""
+        return self._looks_no_further and self._parked_count < LOOK_AHEAD_MAX
+
+    def take(self, pick: Pick, count: int) -> Run:
+        """Take the first `count` messages of what was picked."""
+        if pick.parked:
+            return self._take_parked(pick.group, count)
+        return self.pop(self._main, count)
+
+    # -- messages that are put aside -------------------------------------------------------------------------
+
+    def _park(self, group: bytes, run: Run) -> None:
+        start = run.seqs.start
+        self._parked_count += len(run.seqs)
+        self.scanned = max(self.scanned, run.seqs[-1] + 1)
+        heap = self._parked.get(group)
+        if heap is None:
+            self._parked[group] = [(start, run)]
+        else:
+            before = heap[0][0]
+            heappush(heap, (start, run))
+            if before < start:
+                return
+        self._comes_first(start, group)
+
+    def _comes_first(self, start: int, group: bytes) -> None:
+        """A group's first parked message is this one now."""
+        most = STALE_FACTOR * len(self._parked) + STALE_MIN
+        for heap in (self._ripe, self._first):
+            if len(heap) > most:
+                # A set would have an order by chance.
+                heap[:] = dict.fromkeys([entry for entry in heap if self._is_valid(entry)])
+                heapify(heap)
+            heappush(heap, (start, group))
+
+    def _is_valid(self, entry: tuple[int, bytes]) -> bool:
+        heap = self._parked.get(entry[1])
+        return heap is not None and heap[0][0] == entry[0]
+
+    def _valid_top(self, heap: list[tuple[int, bytes]]) -> tuple[int, bytes] | None:
+        while heap:
+            if self._is_valid(heap[0]):
+                return heap[0]
+            heappop(heap)
+        return None
+
+    def _take_parked(self, group: bytes, count: int) -> Run:
+        heap = self._parked[group]
+        run = heap[0][1]
+        if count < len(run.seqs):
+            if self.keeper.active:
+                self.keeper.keep(run)
+            taken = run.take(count)
+            heap[0] = run.seqs.start, run
+        else:
+            taken = run
+            heappop(heap)
+        if heap:
+            self._comes_first(heap[0][0], group)
+        else:
+            del self._parked[group]
+        self._parked_count -= count
+        self.count -= count
+        self.bytes -= taken.counted_bytes
+        return taken
+
+    def _parked_runs(self) -> list[Run]:
+        """All runs that are put aside, in order."""
+        return sorted([run for heap in self._parked.values() for _, run in heap], key=_by_position)
+
+    def put_back(self, runs: list[Run]) -> None:
+        for run in runs:
+            self.count += len(run.seqs)
+            self.bytes += run.counted_bytes
+            for each in run.singles() if run.seqs.step != 1 else (run,):
+                self._park_all(each)
+
+    def _park_all(self, run: Run) -> None:
+        """Put a run aside, whose messages may be of several groups."""
+        while (length := _alike(run)) < len(run.seqs):
+            if self.keeper.active:
+                self.keeper.keep(run)
+            front = run.take(length)
+            self._park(group_of(front.head_of(0)), front)
+        self._park(group_of(run.head_of(0)), run)
+
+    def restore(self, run: Run) -> None:
+        """Take a run of a snapshot. They come in order."""
+        if run.seqs.start < self.scanned:
+            self.put_back([run])
+        else:
+            self.push(run)
+
+    # -- all messages ----------------------------------------------------------------------------------------
+
+    def head(self) -> Run | None:
+        """Return the run with the lowest position."""
+        entry, head = self._valid_top(self._first), self._main.head()
+        if entry is not None and (head is None or entry[0] < head.seqs.start):
+            return self._parked[entry[1]][0][1]
+        return head
+
+    def drop_head(self, count: int) -> Run:
+        """Take up to `count` messages of the run with the lowest position."""
+        entry, main = self._valid_top(self._first), self._main
+        head = main.head()
+        if entry is not None and (head is None or entry[0] < head.seqs.start):
+            run = self._parked[entry[1]][0][1]
+            return self._take_parked(entry[1], min(count, len(run.seqs)))
+        if head is None:
+            raise IndexError("no ready message")
+        return self.pop(main, count)
+
+    def runs(self) -> Iterator[Run]:
+        """All ready runs, in the order of their positions."""
+        return merge(self._parked_runs(), super().runs(), key=_by_position)
+
+    def behind(self, place: Place) -> Iterator[tuple[int, Run, int]]:
+        if place.level < 0:
+            return
+        position = place.position if place.level == 0 else 0
+        parked = [run for heap in self._parked.values() for _, run in heap if run.seqs[-1] > position]
+        parked.sort(key=_by_position)
+        later = [run for run, _ in self._main.behind(position)]
+        for run in merge(parked, later, key=_by_position):
+            yield 0, run, run.within(0, position)[1]
+
+    def wants(self) -> Run | None:
+        wanted = self.wanted
+        if wanted is None:
+            return self.head()
+        heap = self._parked.get(group_of(wanted.head_of(0)))
+        if wanted is self._main.head() or (heap is not None and wanted is heap[0][1]):
+            return wanted
+        # It has left meanwhile.
+        self.wanted = None
+        return self.head()
+
+    def paged_out(self, start_bytes: int, stop_bytes: int) -> list[Run]:
+        wanted, later = self.wants(), super().paged_out(start_bytes, stop_bytes)
+        if wanted is not None and not start_bytes and not wanted.in_memory and wanted not in later:
+            later.insert(0, wanted)
+        return later
+
+    def brought_back(self, runs: list[Run]) -> None:
+        # What is put aside is in no list of resident runs.
+        super().brought_back([run for run in runs if run.ready])
+
+    def put_aside(self) -> list[Sequence[Run]]:
+        return [*super().put_aside(), self._parked_runs()]
+
+    def take_positions(self, low: int, high: int) -> list[Run]:
+        taken = super().take_positions(low, high)
+        runs = self._parked_runs()
+        if not any(run.seqs.start <= high and run.seqs[-1] >= low for run in runs):
+            return taken
+        self._forget_parked()
+        for run in runs:
+            for single in run.singles() if len(run.seqs) > 1 else [run]:
+                if low <= single.seqs.start <= high:
+                    self.count -= 1
+                    self.bytes -= single.counted_bytes
+                    taken.append(single)
+                else:
+                    self._park(group_of(single.head_of(0)), single)
+        return taken
+
+    def _forget_parked(self) -> None:
+        self._parked, self._parked_count = {}, 0
+        self._ripe, self._first = [], []
+        self._stalled.clear()
+
+    def drop_all(self) -> list[deque[Run]]:
+        parked = deque(run for heap in self._parked.values() for _, run in heap)
+        dropped = super().drop_all()
+        self._forget_all()
+        return [*dropped, parked]
+
+    def clear(self) -> list[Run]:
+        taken = super().clear()
+        self._forget_all()
+        return taken
+
+    def _forget_all(self) -> None:
+        self._forget_parked()
+        self._main = Level(self.keeper)
+        self.levels = [self._main]
+
+
+def _at_once(count: int, group: bytes, consumers: Consumers) -> int:
+    """Return how many messages one consumer gets at once: those of no group go to all in turn."""
+    return count if group or consumers.count == 1 else 1
+
+
+def _alike(run: Run) -> int:
+    """Return how many of the first messages have the same head."""
+    heads = run.heads
+    if heads is None:
+        return len(run.seqs)
+    first, count = heads[0], 1
+    while count < len(heads) and heads[count] == first:
+        count += 1
+    return count
+
+
+def _groups(run: Run) -> list[tuple[bytes, int]]:
+    """Return the groups of a run's messages, with numbers of messages; a group may come several times."""
+    if run.heads is None:
+        group = group_of(run.head)
+        return [(group, len(run.seqs))] if group else []
+    return [(group, 1) for group in map(group_of, run.heads) if group]
+
+
+__all__ = [
+    "LOOK_AHEAD_MAX",
+    "GroupedReady",
+    "Pick",
+    "group_of",
+    "routing_of",
+    "without_groups",
+]

@@ -1,0 +1,308 @@
+"""Message groups: one consumer at a time has a group, and its messages in order."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from random import Random
+
+import pytest
+
+from quorum_queue.machine.consumers import ALL_IDS, Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.order import message_groups
+from quorum_queue.machine.order.message_groups import gathered, group_of, routing_of
+from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
+from quorum_queue.machine.snapshots import snapshot
+from tests.quorum_queue.command_log import Reader, random_log, random_settings
+
+GROUPED = Settings(group_header="x-group-id")
+ROUTING = b"\x02ex\x03key"
+
+
+def messages(groups: str) -> Run:
+    """One message for each letter, of the group with this name; a dot is for none."""
+    run = Run(range(len(groups)), [b"%d" % number for number in range(len(groups))], b"")
+    run.heads = [ROUTING + group.encode().replace(b".", b"") for group in groups]
+    return run
+
+
+class Queue:
+    """A machine, and who has which of its messages."""
+
+    def __init__(self, settings: Settings = GROUPED) -> None:
+        self.machine = Machine(settings)
+        self.now_ms = 0
+        self.published = 1
+
+    def apply(self, *commands: Command) -> Effects:
+        effects = Effects()
+        self.machine.apply(Meta(self.now_ms), commands, effects)
+        return effects
+
+    def publish(self, groups: str) -> dict[str, list[int]]:
+        self.published += len(groups)
+        return told(self.apply(("enqueue", messages(groups), None, self.published)))
+
+    def consume(self, name: str, prefetch: int = 1, priority: int = 0) -> dict[str, list[int]]:
+        return told(self.apply(("attach", Consumer(name, prefetch=prefetch, priority=priority))))
+
+    def settle(self, name: str, verb: str = "settle") -> dict[str, list[int]]:
+        return told(self.apply((verb, name, 0, ALL_IDS)))
+
+
+def told(effects: Effects) -> dict[str, list[int]]:
+    """The positions of what each consumer gets."""
+    found: defaultdict[str, list[int]] = defaultdict(list)
+    for consumer, run, _ in effects.deliveries:
+        found[consumer.key] += run.seqs
+    return dict(found)
+
+
+def test_heads() -> None:
+    assert (routing_of(ROUTING + b"group"), group_of(ROUTING + b"group")) == (ROUTING, b"group")
+    assert (routing_of(ROUTING), group_of(ROUTING)) == (ROUTING, b"")
+    # Damaged ones have no group.
+    for damaged in (b"", b"\x05ab", b"\x02ex", b"\x02ex\x09key"):
+        assert group_of(damaged) == b""
+
+
+def test_a_group_is_with_one_consumer_until_it_holds_none_of_it() -> None:
+    queue = Queue()
+    queue.consume("one")
+    queue.consume("two")
+    first = queue.publish("aaab")
+    (having_a,) = [name for name, seqs in first.items() if 1 in seqs]
+    (having_b,) = [name for name, seqs in first.items() if 4 in seqs]
+    assert first == {having_a: [1], having_b: [4]}
+    # The other one has room, and gets nothing of it.
+    assert queue.settle(having_b) == {}
+    assert queue.settle(having_a) == {having_a: [2]}
+
+
+def test_deliveries_have_no_groups() -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=9)
+    effects = queue.apply(("enqueue", messages("ab.c"), None, 1))
+    assert {run.head_of(0) for _, run, _ in effects.deliveries} == {ROUTING}
+    held = queue.machine.consumers.by_key["one"].checkout.runs
+    assert [run.head_of(0) for run in held] == [ROUTING + group for group in (b"a", b"b", b"", b"c")]
+
+
+def test_groups_run_in_parallel_past_a_long_one() -> None:
+    queue = Queue()
+    for name in ("one", "two", "three"):
+        queue.consume(name)
+    found = queue.publish("a" * 100 + "bc")
+    assert sorted(seq for seqs in found.values() for seq in seqs) == [1, 101, 102]
+    assert len(found) == 3
+
+
+def test_messages_of_no_group_go_to_all_in_turn() -> None:
+    queue = Queue()
+    for name in ("one", "two", "three"):
+        queue.consume(name, prefetch=0)
+    found = queue.publish("." * 30)
+    assert [len(seqs) for seqs in found.values()] == [10, 10, 10]
+
+
+def test_a_group_prefers_the_same_consumer_while_that_costs_nothing() -> None:
+    queue = Queue()
+    for name in ("one", "two", "three"):
+        queue.consume(name, prefetch=3)
+    (favourite,) = queue.publish("a")
+    for _ in range(5):
+        queue.settle(favourite)
+        assert list(queue.publish("a")) == [favourite]
+    queue.settle(favourite)
+    # It has room for none: others are not kept waiting.
+    queue.apply(("pause", favourite, True))
+    assert list(queue.publish("a")) != [favourite]
+
+
+def test_who_goes_gives_its_groups_back_in_order() -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=3)
+    assert queue.publish("abab") == {"one": [1, 2, 3]}
+    queue.consume("two", prefetch=9)
+    assert queue.settle("two") == {}
+    found = told(queue.apply(("detach", "one", True)))
+    assert found == {"two": [1, 2, 3, 4]}
+
+
+def test_who_was_cancelled_keeps_its_groups_until_it_acks() -> None:
+    queue = Queue()
+    queue.consume("one")
+    queue.publish("aa")
+    queue.apply(("detach", "one", False))
+    assert queue.consume("two") == {}
+    assert queue.settle("one") == {"two": [2]}
+
+
+def test_a_retry_holds_its_group_and_no_other() -> None:
+    retries = replace(GROUPED, retry_type="all", retry_min_ms=10, retry_max_ms=10)
+    queue = Queue(retries)
+    queue.consume("one")
+    queue.consume("two")
+    first = queue.publish("aab")
+    having, other = (next(name for name, seqs in first.items() if seq in seqs) for seq in (1, 3))
+    # The second message of the group waits behind the first one.
+    assert told(queue.apply(("return", having, 0, 0))) == {}
+    assert (queue.machine.ready.count, queue.machine.delayed.count) == (1, 1)
+    assert queue.settle(other) == {}
+    queue.now_ms = 10
+    ((having, seqs),) = told(queue.apply(("tick",))).items()
+    assert seqs == [1]
+    assert queue.settle(having) == {having: [2]}
+
+
+@pytest.mark.parametrize("committed", [True, False])
+def test_an_open_transaction_holds_its_group(committed: bool) -> None:
+    queue = Queue()
+    queue.consume("one")
+    queue.consume("two")
+    ((having, _),) = queue.publish("aa").items()
+    transaction = ("n", 1, 1)
+    assert told(queue.apply(("pend", transaction, ("settle", having, 0, 0)))) == {}
+    assert told(queue.apply(("prepare", None, transaction, 1, [1, 2], 0))) == {}
+    ((_, seqs),) = told(queue.apply(("resolve", transaction, committed))).items()
+    assert seqs == [2 if committed else 1]
+
+
+def test_a_get_takes_no_group_of_another_one() -> None:
+    queue = Queue()
+    queue.consume("one")
+    queue.publish("aab")
+    getter = Consumer("getter")
+    getter.attached = False
+    assert told(queue.apply(("get", getter))) == {"getter": [3]}
+    effects = queue.apply(("get", getter))
+    assert effects.got_nothing == ["getter"]
+    # Its own group it may have more of.
+    queue.publish("b")
+    assert told(queue.apply(("get", getter))) == {"getter": [4]}
+
+
+def test_consumers_of_the_highest_priority_come_first() -> None:
+    queue = Queue()
+    queue.consume("low", prefetch=0)
+    queue.consume("high", prefetch=2, priority=1)
+    found = queue.publish("abcd")
+    assert found == {"high": [1, 2], "low": [3, 4]}
+
+
+def test_expired_messages_are_not_handed_out() -> None:
+    queue = Queue(replace(GROUPED, message_ttl_ms=10))
+    queue.consume("one")
+    queue.publish("aab")
+    queue.now_ms = 50
+    effects = queue.apply(("settle", "one", 0, ALL_IDS))
+    assert told(effects) == {}
+    assert (queue.machine.ready.count, queue.machine.unacked_count) == (0, 0)
+
+
+def test_a_full_queue_drops_its_oldest_messages_wherever_they_are() -> None:
+    queue = Queue(replace(GROUPED, max_length=3))
+    queue.consume("one")
+    queue.consume("two")
+    queue.publish("aaaaa")
+    assert [list(run.seqs) for run in queue.machine.ready.runs()] == [[3, 4, 5]]
+
+
+def test_lost_and_purged_messages_leave_their_groups() -> None:
+    queue = Queue()
+    queue.consume("one")
+    queue.consume("two")
+    queue.publish("aaaa")
+    queue.apply(("lose", 1, 2))
+    assert queue.machine.unacked_count == 1
+    queue.apply(("purge", 7))
+    assert queue.machine.ready.count == 0
+    for name in ("one", "two"):
+        queue.settle(name)
+    assert len(queue.publish("a")) == 1
+
+
+def test_no_more_memory_than_messages() -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=0)
+    for number in range(500):
+        run = Run(range(1), [b"x"], ROUTING + b"%d" % number)
+        queue.apply(("enqueue", run, None, number + 1))
+    queue.settle("one")
+    grouped = queue.machine.grouped
+    assert grouped is not None
+    assert not grouped._holders and not grouped._parked and not grouped._blocked
+    assert len(grouped._ripe) + len(grouped._first) <= 2 * message_groups.STALE_MIN
+
+
+def test_only_so_many_messages_are_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_groups, "LOOK_AHEAD_MAX", 10)
+    queue = Queue()
+    queue.consume("one")
+    queue.consume("two")
+    found = queue.publish("a" * 12 + "b")
+    ((having, seqs),) = found.items()
+    assert seqs == [1]
+    # Every message of the first group that leaves lets the queue look one further.
+    (other,) = {"one", "two"} - {having}
+    assert queue.settle(having) == {having: [2], other: [13]}
+
+
+def test_what_expires_lets_the_queue_look_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(message_groups, "LOOK_AHEAD_MAX", 2)
+    queue = Queue(replace(GROUPED, message_ttl_ms=10))
+    queue.consume("one")
+    queue.consume("two")
+    queue.publish("aaa")
+    queue.now_ms = 5
+    assert queue.publish("ab") == {}
+    queue.now_ms = 11
+    effects = queue.apply(("tick",))
+    assert effects.more
+    assert any(5 in seqs for seqs in told(queue.apply(("tick",))).values())
+
+
+@pytest.mark.parametrize("look_ahead", [0, 1, 3, message_groups.LOOK_AHEAD_MAX])
+def test_replicas_hand_out_the_same_messages(monkeypatch: pytest.MonkeyPatch, look_ahead: int) -> None:
+    """Also those that were restored, and have looked at other messages."""
+    monkeypatch.setattr(message_groups, "LOOK_AHEAD_MAX", look_ahead)
+    delivered = 0
+    for seed in range(40):
+        random = Random(seed)
+        declared = replace(
+            random_settings(random), group_header="g", priority_max=0, single_active_consumer=False
+        )
+        original = Reader(Machine(declared))
+        copies: list[Reader] = []
+        for number, batch in enumerate(random_log(random, 25)):
+            effects, expected = original.apply(batch), snapshot.digest(original.machine)
+            delivered += sum(map(len, effects["deliveries"].values()))
+            for copy in copies:
+                assert copy.apply(batch) == effects, f"seed {seed}, batch {number}"
+                assert snapshot.digest(copy.machine) == expected, f"seed {seed}, batch {number}"
+            if random.random() < 0.3:
+                restored = snapshot.decode(snapshot.encode(original.machine))
+                copies.append(Reader(restored, original.number, original.getter_id))
+    assert delivered > 300
+
+
+def test_what_a_consumer_gets_is_sent_together() -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=0)
+    queue.consume("two", prefetch=0)
+    effects = queue.apply(("enqueue", messages("abcdabcd...."), None, 1))
+    alone = len(effects.deliveries)
+    sent = gathered(effects.deliveries)
+    assert len(sent) == 2 < alone
+    for consumer, run, first_id in sent:
+        own = [each for each in effects.deliveries if each[0] is consumer]
+        assert first_id == own[0][2]
+        assert run.contents == [content for _, each, _ in own for content in each.contents or []]
+        assert len(run.seqs) == len(run.contents) == len(run.heads or [])
+        assert run.size == sum(map(len, run.contents))
+    # What was delivered is still the machine's own.
+    held = [run for each in queue.machine.consumers.in_turn() for run in each.checkout.runs]
+    assert sum(len(run.contents or []) for run in held) == 12
