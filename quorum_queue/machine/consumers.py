@@ -424,6 +424,13 @@ class Consumers:
                 return found
         return None
 
+    @property
+    def only(self) -> Consumer | None:
+        """The one attached consumer, if nobody else holds messages either."""
+        if self.count != 1 or len(self.by_key) != 1:
+            return None
+        return next(iter(self.by_key.values()))
+
     def has_room(self, consumer: Consumer) -> None:
         """Note that a full consumer may have room again."""
         if consumer.full and consumer.attached:

@@ -86,9 +86,21 @@ def test_deliveries_have_no_groups() -> None:
     queue = Queue()
     queue.consume("one", prefetch=9)
     effects = queue.apply(("enqueue", messages("ab.c"), None, 1))
-    assert {run.head_of(0) for _, run, _ in effects.deliveries} == {ROUTING}
-    held = queue.machine.consumers.by_key["one"].checkout.runs
-    assert [run.head_of(0) for run in held] == [ROUTING + group for group in (b"a", b"b", b"", b"c")]
+    sent = [run.head_of(index) for _, run, _ in effects.deliveries for index in range(len(run.seqs))]
+    assert sent == [ROUTING] * 4
+    runs = queue.machine.consumers.by_key["one"].checkout.runs
+    held = [run.head_of(index) for run in runs for index in range(len(run.seqs))]
+    assert held == [ROUTING + group for group in (b"a", b"b", b"", b"c")]
+
+
+def test_the_only_consumer_gets_all_groups_at_once() -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=50)
+    effects = queue.apply(("enqueue", messages("abc." * 20), None, 1))
+    assert told(effects) == {"one": list(range(1, 51))}
+    assert len(effects.deliveries) == 1
+    # Another one gets nothing of these groups, and what has none.
+    assert queue.consume("two", prefetch=3) == {"two": [52, 56, 60]}
 
 
 def test_groups_run_in_parallel_past_a_long_one() -> None:

@@ -279,6 +279,11 @@ class GroupedReady(Ready):
             if head is not None and (entry is None or head.seqs.start < entry[0]):
                 if head.seqs.start >= below:
                     return None
+                if getter is None and not self._parked and not self._blocked:
+                    only = consumers.only
+                    if only is not None and only.room() > 0:
+                        # All groups are with it, or free.
+                        return Pick(head, len(head.seqs), b"", only, parked=False)
                 length = _alike(head)
                 group = group_of(head.head_of(0))
                 consumer = self._taker(group, head.seqs.start, consumers, getter)
