@@ -45,12 +45,13 @@ from typing import Any, Final, NamedTuple
 
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import PROMISED
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.delayed import NO_DELAYED, Delayed, wait_ms
 from quorum_queue.machine.effects import GONE, Effects, Reason
-from quorum_queue.machine.letters import Letter, Letters
-from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
+from quorum_queue.machine.letters import LETTER_CHANNEL, Letter, Letters
+from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -70,6 +71,7 @@ from quorum_queue.machine.record.states import (
     QUEUED,
     REFUSED_BYTES,
     REFUSED_LENGTH,
+    REFUSED_PAUSED,
     TTL,
 )
 from quorum_queue.machine.run import Attributes, Run
@@ -124,6 +126,7 @@ class Machine:
         "letters",
         "next_seq",
         "parts",
+        "pauses",
         "ready",
         "record",
         "sealed",
@@ -161,6 +164,8 @@ class Machine:
         self.letters = Letters()
         #: True if the queue will be deleted: it takes nothing any more.
         self.sealed = False
+        #: How often publishes were paused: who has missed entries sees that some may have been refused.
+        self.pauses = 0
         #: Parts of transactions that are not decided.
         self.parts = Parts()
         #: Messages from this position on are not handed out, and do not die, before the transactions of this
@@ -263,7 +268,11 @@ class Machine:
             return
         _, run, origin, first = command
         settings = self.settings
-        if settings.max_length is None and settings.max_length_bytes is None:
+        if settings.publishes_paused and _may_be_refused(run, origin):
+            if self.record is not None:
+                self.record.noted(run.seqs, DROPPED, REFUSED_PAUSED)
+            effects.refused.append((origin, first, first + len(run.seqs) - 1))
+        elif settings.max_length is None and settings.max_length_bytes is None:
             self._accept(meta, run, effects)
             effects.confirmed.append((origin, first, first + len(run.seqs) - 1, run.attributes.persistent))
         elif settings.overflow == "drop-head":
@@ -283,8 +292,7 @@ class Machine:
             return
         dedup.expire(meta.now_ms, effects.names, whole=self.version < versions.EXPIRY_IN_PARTS)
         # A queue that may refuse messages takes them one by one: it does not remember refused ones.
-        limited = settings.max_length is not None or settings.max_length_bytes is not None
-        may_refuse = limited and settings.overflow != "drop-head"
+        may_refuse = settings.may_refuse
         if isinstance(names, Sequence) and not may_refuse:
             self._enqueue_sequence(meta, rest, origin, first, names, effects)
             return
@@ -540,7 +548,7 @@ class Machine:
         """Return how many of the held messages consumers have room for."""
         if not self.holds:
             return 0
-        takers, _ = self.consumers.takers(1 << 30)
+        takers = [] if self.settings.deliveries_paused else self.consumers.takers(1 << 30)[0]
         return min(self.ready.count, sum(taker.room() for taker in takers))
 
     # -- handing out -----------------------------------------------------------------------------------------
@@ -548,6 +556,8 @@ class Machine:
     def _assign(self, meta: Meta, effects: Effects, hands_max: int = 1 << 62) -> None:
         """Hand ready messages to consumers with room, in turns, and drop expired ones."""
         ready, consumers = self.ready, self.consumers
+        # Consumers of a queue whose deliveries are paused stay, and messages expire as if there were none.
+        served = consumers.count > 0 and not self.settings.deliveries_paused
         while ready.count:
             hands_left = hands_max - len(effects.deliveries)
             if (
@@ -555,7 +565,7 @@ class Machine:
                 or effects.burst_bytes >= BURST_BYTES
                 or hands_left <= 0
             ):
-                effects.more = bool(consumers.takers(1)[0])
+                effects.more = served and bool(consumers.takers(1)[0])
                 break
             level = ready.head_level(self.held_from)
             if level is None:
@@ -573,7 +583,7 @@ class Machine:
                         return
                     continue
                 length = head.before_over(self._limit(head, meta))
-            if not consumers.count:
+            if not served:
                 if head.expires_at is None and not ready.strict:
                     return
                 break
@@ -708,7 +718,7 @@ class Machine:
         consumer: Consumer = command[1]
         level = self.ready.head_level(self.held_from)
         head = level.head() if level is not None else None
-        if level is not None and head is not None:
+        if level is not None and head is not None and not self.settings.deliveries_paused:
             if head.contents is None and effects.in_memory:
                 effects.paged_out = True
                 effects.gets_waiting.append(command)
@@ -921,6 +931,8 @@ class Machine:
             outcome = INCOMPLETE
         elif part.late:
             outcome = LATE
+        elif part.count and self.settings.publishes_paused:
+            outcome = PAUSED
         elif not self._has_room_for_parts(part):
             outcome = FULL
         elif participants:
@@ -1115,6 +1127,7 @@ class Machine:
         effects.settled += cleared
 
     def _configure(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.pauses += command[1].publishes_paused and not self.settings.publishes_paused
         # Keep the declared values of settings on which the state depends.
         self.settings = replace(
             command[1],
@@ -1181,6 +1194,15 @@ def _fitting(run: Run, room_bytes: int) -> int:
     """
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
+
+
+def _may_be_refused(run: Run, origin: Any) -> bool:
+    """Return whether nothing is lost when a paused queue refuses these messages. Dead letters that are sent
+    once were forgotten by their queue, and some messages may be confirmed already.
+    """
+    attributes = run.attributes
+    forgotten = origin is None and attributes.channel == LETTER_CHANNEL
+    return not forgotten and attributes.confirm_level != PROMISED
 
 
 def _without_ttl(attributes: Attributes) -> Attributes:

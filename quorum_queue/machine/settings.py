@@ -53,6 +53,16 @@ class Settings:
     dead_letter_to: str | None = None
     dead_letter_key: str = ""
 
+    #: True if an operator has paused the queue: it hands out nothing, or takes no messages from clients.
+    deliveries_paused: bool = False
+    publishes_paused: bool = False
+
+    @property
+    def may_refuse(self) -> bool:
+        """True if the queue refuses publishes now, or when it is full."""
+        limited = self.max_length is not None or self.max_length_bytes is not None
+        return self.publishes_paused or (limited and self.overflow != "drop-head")
+
     @property
     def records(self) -> bool:
         return self.message_status_window_ms is not None

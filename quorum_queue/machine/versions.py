@@ -33,6 +33,8 @@ node only begins with the newest.
         what became of messages; quorum queues have strict priorities, count failed deliveries apart from
         returns, and may let returned messages wait; publishers choose when a message is delivered first
 
+    8   mqd 0.2: operators pause queues, and protect them from deletion
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -108,7 +110,10 @@ NAMES_REFUSED = 7
 #: Queues take parts of transactions (see parts), and the topology has the decisions.
 TRANSACTIONS = 7
 
-NEWEST = 7
+#: Queues may be paused, and protected from deletion.
+PAUSES = 8
+
+NEWEST = 8
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -142,6 +147,7 @@ __all__ = [
     "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
+    "PAUSES",
     "RECORD",
     "PRIORITIES",
     "REMOVED",

@@ -128,8 +128,15 @@ class ListModel:
         attributes: Attributes,
         ids: list[bytes] | None = None,
         waits_until: int = 0,
+        *,
+        letters: bool = False,
     ) -> None:
+        """`letters`: they are dead letters that are sent once."""
         message_ids = dict(zip(numbers, ids or [b""] * len(numbers), strict=True))
+        if self.settings.publishes_paused and not letters:
+            self.outcome.refused += numbers
+            self.refused += [(each, "dropped", "refused: paused", self.now) for each in message_ids.values()]
+            return
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
             came = False
@@ -267,6 +274,8 @@ class ListModel:
         return min(room, self.window_limit - self.window_used) if holder.windowed else room
 
     def taker(self) -> Holder | None:
+        if self.settings.deliveries_paused:
+            return None
         ordered = sorted(self.turns, key=lambda holder: -holder.priority)
         if self.settings.single_active_consumer:
             ordered = [self.active] if self.active is not None else []
@@ -315,7 +324,7 @@ class ListModel:
     def get(self, holder: Holder) -> None:
         self.end_waits()
         self.expire()
-        if self.ready:
+        if self.ready and not self.settings.deliveries_paused:
             if not holder.no_ack:
                 self.holders[holder.key] = holder
             self.hand(holder, self.ready.pop(0))

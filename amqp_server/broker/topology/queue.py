@@ -10,7 +10,7 @@ from amqp_server.broker.declared.operations import DeleteQueue
 from amqp_server.broker.declared.policy import NO_POLICY, AppliedPolicies, joined
 from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.declared.records import QueueRecord
-from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.declared.settings import effective_settings, machine_settings
 from amqp_server.broker.topology.event_headers import of_queue
 from amqp_server.broker.topology.events import MESSAGE_EVENT
 from amqp_server.broker.traffic import Traffic
@@ -128,11 +128,8 @@ class Queue:
     def settings(self) -> Settings:
         """Settings of its machine."""
         config = self.vhost.parts.config
-        return effective_settings(
-            self.effective,
-            self.record.deduplication_producers,
-            config.message_status_window_ms,
-            config.message_status_count,
+        return machine_settings(
+            self.effective, self.record, config.message_status_window_ms, config.message_status_count
         )
 
     @property

@@ -488,6 +488,17 @@ class VHost:
         # Routes name queues, so they stay valid when a queue moves.
         self.parts.turn.contain(queue, self.parts.hosts.changed, queue)
 
+    def put_record(self, queue: Queue, record: QueueRecord) -> None:
+        """Take another record of a queue, which stays where it is: an operator has paused or protected it."""
+        if record == queue.record:
+            return
+        self.parts.host_parts.begun(queue)
+        before, queue.record = queue.settings, shared(record)
+        self._store_queue(queue)
+        if queue.settings != before:
+            self.parts.turn.contain(queue, self.parts.hosts.configure, queue)
+        self.parts.changed()
+
     def remove_queue(self, queue: Queue, *, of_many: bool = False) -> None:
         """Delete a queue with its messages, and tell its consumers.
 

@@ -66,6 +66,38 @@ def purge_queue(invocation: Invocation, vhost: str, name: str) -> None:
     invocation.client.delete("queues", vhost, name, "contents")
 
 
+_deliveries = click.option("--deliveries", is_flag=True, help="Only deliveries to consumers.")
+_publishes = click.option("--publishes", is_flag=True, help="Only publishes of clients.")
+
+
+@mqctl.command(
+    "pause_queue",
+    help="Pauses deliveries and publishes of a queue, or one of them, until `mqctl resume_queue`.",
+)
+@in_vhost
+@click.argument("name")
+@_deliveries
+@_publishes
+@pass_invocation
+def pause_queue(invocation: Invocation, vhost: str, name: str, deliveries: bool, publishes: bool) -> None:
+    invocation.client.put("queues", vhost, name, "pause", body=_paused(deliveries, publishes))
+
+
+@mqctl.command("resume_queue", help="Resumes deliveries and publishes of a paused queue, or one of them.")
+@in_vhost
+@click.argument("name")
+@_deliveries
+@_publishes
+@pass_invocation
+def resume_queue(invocation: Invocation, vhost: str, name: str, deliveries: bool, publishes: bool) -> None:
+    invocation.client.put("queues", vhost, name, "resume", body=_paused(deliveries, publishes))
+
+
+def _paused(deliveries: bool, publishes: bool) -> dict[str, bool]:
+    named = {"deliveries": deliveries, "publishes": publishes}
+    return named if any(named.values()) else {}
+
+
 @mqctl.command(
     "list_failed",
     help="Lists the queues that have failed on the node at --url and are stopped there, with the reason and the number of restarts.",

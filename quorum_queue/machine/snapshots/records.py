@@ -129,6 +129,8 @@ class Head(msgspec.Struct, array_like=True):
     gap: list[str] | None
     #: True if the queue takes nothing any more; see quorum_queue.machine.seal.
     sealed: bool
+    #: From versions.PAUSES on: how often publishes were paused.
+    pauses: int = 0
 
 
 __all__ = [
