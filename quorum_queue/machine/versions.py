@@ -110,8 +110,9 @@ NAMES_REFUSED = 7
 #: Queues take parts of transactions (see parts), and the topology has the decisions.
 TRANSACTIONS = 7
 
-#: Queues may be paused, and protected from deletion.
-PAUSES = 8
+#: Queues may be paused. They and virtual hosts may be protected from deletion, for which snapshots of the
+#: topology have fields.
+PAUSES = PROTECTION = 8
 
 NEWEST = 8
 
@@ -150,6 +151,7 @@ __all__ = [
     "PAUSES",
     "RECORD",
     "PRIORITIES",
+    "PROTECTION",
     "REMOVED",
     "RETRIES",
     "RETURNED",

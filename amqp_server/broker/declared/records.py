@@ -57,6 +57,10 @@ class QueueRecord(msgspec.Struct, frozen=True):
     #: True if an operator has to lift the protection before anybody can delete it.
     protected_from_deletion: bool = False
 
+    @property
+    def is_paused(self) -> bool:
+        return self.deliveries_paused or self.publishes_paused
+
 
 def shared(record: QueueRecord) -> QueueRecord:
     """Return the record with shared objects for values that other queues also have."""

@@ -71,7 +71,7 @@ def machine_settings(
 ) -> Settings:
     """Return the settings of a queue's machine: those above, and what operators have paused."""
     settings = effective_settings(parsed, record.deduplication_producers, record_window_ms, record_count)
-    if not (record.deliveries_paused or record.publishes_paused):
+    if not record.is_paused:
         return settings
     return replace(
         settings, deliveries_paused=record.deliveries_paused, publishes_paused=record.publishes_paused

@@ -14,6 +14,7 @@ from amqp_server.broker.declared.settings import effective_settings, machine_set
 from amqp_server.broker.topology.event_headers import of_queue
 from amqp_server.broker.topology.events import MESSAGE_EVENT
 from amqp_server.broker.traffic import Traffic
+from amqp_server.errors import ResourceLocked
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine.record.states import (
     REASONS,
@@ -231,7 +232,7 @@ class Queue:
     def consumer_gone(self, left: int) -> None:
         """A consumer of any node has ended. An auto-delete queue is deleted with its last consumer."""
         self.renew()
-        if self.auto_delete and not left:
+        if self.auto_delete and not left and not self.record.protected_from_deletion:
             self.host.seal(UNUSED, _nothing)
 
     def wake(self) -> None:
@@ -239,6 +240,9 @@ class Queue:
         self._timer_set = False
         expires_ms = self.effective.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
+            return
+        if self.record.protected_from_deletion:
+            # Its lease begins anew when the protection is lifted.
             return
         parts = self.vhost.parts
         if self.members and parts.hosts.leader(self) != parts.replication.node:
@@ -321,6 +325,11 @@ class Queue:
         """Delete the queue; no caller waits for the result."""
         if not self.deleted:
             self.vhost.parts.propose(self.deletion)
+
+    def check_protection(self) -> None:
+        """Raise ResourceLocked, as RabbitMQ does, if an operator has protected the queue from deletion."""
+        if self.record.protected_from_deletion:
+            raise ResourceLocked(f"Cannot delete protected queue '{self.name}' in vhost '{self.vhost.name}'.")
 
     @property
     def deletion(self) -> DeleteQueue:

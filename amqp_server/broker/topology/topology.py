@@ -421,9 +421,8 @@ class Topology:
         if record == before:
             return Result(False)
         queue.vhost.put_record(queue, record)
-        key = "queue.paused" if record.deliveries_paused or record.publishes_paused else "queue.resumed"
         self._tell(
-            key,
+            "queue.paused" if record.is_paused else "queue.resumed",
             name=record.name,
             vhost=record.vhost,
             deliveries_paused=record.deliveries_paused,

@@ -395,6 +395,7 @@ class VHost:
             self.groups[queue.name] = queue
             self._groups_over.setdefault(queue.parsed.stream, {})[queue.name] = queue
         self.parts.counts.queues += 1
+        self.parts.counts.paused_queues += record.is_paused
         self.parts.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
         if of_many:
             self.parts.hosts.expect(queue)
@@ -493,8 +494,10 @@ class VHost:
         if record == queue.record:
             return
         self.parts.host_parts.begun(queue)
+        self.parts.counts.paused_queues += record.is_paused - queue.record.is_paused
         before, queue.record = queue.settings, shared(record)
         self._store_queue(queue)
+        queue.renew()
         if queue.settings != before:
             self.parts.turn.contain(queue, self.parts.hosts.configure, queue)
         self.parts.changed()
@@ -520,6 +523,7 @@ class VHost:
             if not over:
                 del self._groups_over[queue.parsed.stream]
         parts.counts.queues -= 1
+        parts.counts.paused_queues -= queue.record.is_paused
         parts.counts.declared_bytes -= declared_memory.of_queue(queue.arguments)
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)

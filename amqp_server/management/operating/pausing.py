@@ -1,4 +1,4 @@
-"""Queues whose deliveries and publishes operators pause and resume."""
+"""Queues that operators pause and resume, and protect from deletion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from amqp_server.broker.declared.operations import PauseQueue
+from amqp_server.broker.declared.operations import PauseQueue, ProtectQueue
 from amqp_server.errors import Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.proposals import propose, require_version
@@ -81,3 +81,24 @@ async def _in_effect(broker: Broker, queue: Queue) -> None:
         raise Unavailable(
             f"the change is stored, and takes effect as soon as queue '{queue.name}' is available: {why}"
         )
+
+
+async def protect(call: Call) -> Answer:
+    return await _protect(call, protected=True)
+
+
+async def lift_protection(call: Call) -> Answer:
+    return await _protect(call, protected=False)
+
+
+async def _protect(call: Call, *, protected: bool) -> Answer:
+    broker, vhost = call.broker, call.own_vhost()
+    await catch_up(broker)
+    queue = queue_of(call, vhost)
+    if queue.exclusive:
+        raise bad_request(
+            f"queue '{queue.name}' in vhost '{vhost}' is exclusive: it ends with its connection"
+        )
+    require_version(broker, PAUSES)
+    await propose(broker, ProtectQueue(vhost, queue.name, queue.queue_id, protected))
+    return NO_CONTENT

@@ -83,19 +83,18 @@ class QueueReads:
             here = broker.replication.node, broker.replication.incarnation
             session = broker.sessions.get(record.owner) if (record.node, record.incarnation) == here else None
             owner = {"node": record.node} if session is None else {"name": session.client.name}
+        # No call that a row can do without.
+        state = "paused" if record.deliveries_paused or record.publishes_paused else "running"
+        if broker.failures.find(queue) is not None:
+            state = "crashed"
         return (
             leader or record.node or record.leader or name,
             leader or (name if members == [name] else ""),
             members,
             online(self.parts, members) if members else members,
-            self._state(queue),
+            state,
             owner,
         )
-
-    def _state(self, queue: Queue) -> str:
-        if self._broker.failures.find(queue) is not None:
-            return "crashed"
-        return "paused" if queue.record.deliveries_paused or queue.record.publishes_paused else "running"
 
     def settings(self, queue: Queue) -> Sequence[Any]:
         policies = queue.policies
@@ -199,6 +198,7 @@ COLUMNS = Table(
         Column("state", "string", QueueReads.places, _BASIC),
         Column("deliveries_paused", "boolean", "record.deliveries_paused", types=_HAVE_RETRIES),
         Column("publishes_paused", "boolean", "record.publishes_paused", types=_HAVE_RETRIES),
+        Column("protected_from_deletion", "boolean", "record.protected_from_deletion"),
         #: `{"name": connection}` of an exclusive queue's owner.
         Column("owner_pid_details", "object", QueueReads.places),
         Column("consumers", "integer", QueueReads.counts),

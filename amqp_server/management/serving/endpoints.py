@@ -213,6 +213,8 @@ ENDPOINTS = (
     _delete("/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
     _put("/api/queues/{vhost}/{name}/pause", MANAGEMENT, pausing.pause),
     _put("/api/queues/{vhost}/{name}/resume", MANAGEMENT, pausing.resume),
+    _post("/api/queues/{vhost}/{name}/deletion/protection", ADMINISTRATOR, pausing.protect),
+    _delete("/api/queues/{vhost}/{name}/deletion/protection", ADMINISTRATOR, pausing.lift_protection),
     _post("/api/queues/{vhost}/{name}/actions", MANAGEMENT, queues.act),
     _get("/api/queues/{vhost}/{name}/explain", MANAGEMENT, queues.explain),
     _get("/api/queues/{vhost}/{name}/peek", MANAGEMENT, peeking.peek, everywhere=True),

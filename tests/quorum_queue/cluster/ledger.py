@@ -279,8 +279,8 @@ class Ledger:
             len(effects.delayed),
         ]
         refused = len(effects.refused)
-        self.promised = bool(command and command[0] in ENQUEUES) and (
-            command[1].attributes.confirm_level == PROMISED
+        self.promised = (
+            command is not None and command[0] in ENQUEUES and command[1].attributes.confirm_level == PROMISED
         )
         verb = "" if command is None else command[0]
         released = self._let_go(command) if command is not None else []

@@ -75,7 +75,7 @@ class Simulation(Cluster):
         if self.later.random() < 0.02:
             self.decide()
         if self.pauses.random() < 0.01 and self.network.version >= versions.PAUSES:
-            self.pause_queue(*self.pauses.choices((True, False), k=2))
+            self.pause_queue(self.pauses.random() < 0.5, self.pauses.random() < 0.5)
         while self.unheard and self.pauses.random() < 0.3:
             self.hear_of_pause()
         action = random.random()

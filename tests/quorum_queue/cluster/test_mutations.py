@@ -30,7 +30,7 @@ from quorum_queue.machine import machine
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import ACKNOWLEDGED
 from quorum_queue.machine.replicated import Applied, QueueReplica
-from quorum_queue.machine.snapshots import snapshot
+from quorum_queue.machine.snapshots import records, snapshot
 from quorum_queue.message_status import answers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
@@ -95,7 +95,7 @@ def forgets_rows() -> Callable[..., Any]:
 
 
 def forgets_pauses() -> Callable[..., Any]:
-    made = snapshot.Head
+    made = records.Head
 
     def mutant(*fields: Any) -> Any:
         return made(*fields[:-1])
