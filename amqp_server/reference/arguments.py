@@ -18,7 +18,7 @@ EXCHANGE_TYPE_TEXTS = {
     "x-consistent-hash": "to one binding, by the hash of the key, a header or a property; the binding's key is its weight",
     "x-modulus-hash": "to one binding, by the hash of the key modulo the number of bindings",
     "x-random": "to one binding, at random",
-    "x-local-random": "the same",
+    "x-local-random": "to one of the classic queues on the publisher's node, at random",
     "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../queues.md#delayed-messages) in its queues",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }

@@ -16,6 +16,7 @@ import msgspec
 from amqp_server.broker import declared_memory, room
 from amqp_server.broker.declared.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING
+from amqp_server.broker.declared.queue_types import CLASSIC
 from amqp_server.broker.declared.records import (
     BINDINGS,
     EXCHANGES,
@@ -38,6 +39,7 @@ from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import tables
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
+from exchanges.local_random import LOCAL_RANDOM
 from exchanges.router import Exchange, InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
 from quorum_queue.machine.machine import Machine
@@ -65,6 +67,7 @@ class VHost:
         self._groups_over: dict[str, dict[str, Queue]] = {}
         self.router = Router(
             self.queues.__contains__,
+            is_here=self._is_here,
             vhost=name,
             any_words_max=TOPIC_HASHES_MAX,
             alternates_max=parts.config.alternates_max,
@@ -216,12 +219,19 @@ class VHost:
 
     # -- bindings --------------------------------------------------------------------------------------------
 
+    def _is_here(self, name: str) -> bool:
+        """Return whether a queue is on this node; a replicated one is on several."""
+        queue = self.queues.get(name)
+        return queue is not None and queue.record.node in ("", self.parts.replication.node)
+
     def check_binding(self, binding: Binding) -> None:
         """Check a new binding. Raises InvalidArgument, PreconditionFailed, ResourceError."""
         parts = self.parts
         room.check(room.bindings_refused(self, binding.source, room.room_of(self)))
         parts.counts.check_declared(declared_memory.of_binding(binding.routing_key, binding.arguments))
         source = self.router.get(binding.source)
+        if source is not None and source.type == LOCAL_RANDOM:
+            self._check_local(binding)
         if source is not None and source.type == "topic":
             count, most = binding.routing_key.split(".").count("#"), parts.config.topic_hashes_max
             if count > most:
@@ -347,6 +357,16 @@ class VHost:
             types=types,
             default_type=default_type,
         )
+
+    def _check_local(self, binding: Binding) -> None:
+        """Raise InvalidArgument with RabbitMQ's texts for what is not bound to an exchange of this type."""
+        if binding.routing_key:
+            raise InvalidArgument(f"Non empty binding '{binding.routing_key}' key not permitted")
+        if binding.kind != "queue":
+            raise InvalidArgument("Destination not found")
+        queue = self.queues[binding.destination]
+        if queue.type is not CLASSIC:
+            raise InvalidArgument(f"Queue type {queue.type.name} not valid for this exchange type")
 
     def check_queue(self, name: str) -> None:
         """Check that one more queue is allowed. Raises PreconditionFailed."""
