@@ -842,7 +842,9 @@ def test_what_is_not_bound_to_a_local_random_exchange(
 
 
 @needs_exchange_type("x-local-random")
-def test_a_local_random_exchange_without_a_local_queue_returns_messages(ch: BlockingChannel, name: Name) -> None:
+def test_a_local_random_exchange_without_a_local_queue_returns_messages(
+    ch: BlockingChannel, name: Name
+) -> None:
     exchange = name("x")
     ch.exchange_declare(exchange, "x-local-random")
     ch.confirm_delivery()

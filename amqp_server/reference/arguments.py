@@ -97,6 +97,8 @@ DELIVERED = {
     "x-stream": ("text", "partition of the message (consumer groups)"),
     "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),
     "x-shovelled-timestamp": ("integer", "time of the last move, in s since 1970"),
+    "timestamp_in_ms": ("integer", "[when the message came](../operating.md#when-and-where-messages-came)"),
+    "x-routed-by": ("text", "node that its publisher was connected to, if it is configured to write that"),
 }
 
 
