@@ -67,7 +67,7 @@ class VHost:
         self._groups_over: dict[str, dict[str, Queue]] = {}
         self.router = Router(
             self.queues.__contains__,
-            is_here=self._is_here,
+            is_here=partial(_is_here, parts, self.queues),
             vhost=name,
             any_words_max=TOPIC_HASHES_MAX,
             alternates_max=parts.config.alternates_max,
@@ -218,11 +218,6 @@ class VHost:
         )
 
     # -- bindings --------------------------------------------------------------------------------------------
-
-    def _is_here(self, name: str) -> bool:
-        """Return whether a queue is on this node; a replicated one is on several."""
-        queue = self.queues.get(name)
-        return queue is not None and queue.record.node in ("", self.parts.replication.node)
 
     def check_binding(self, binding: Binding) -> None:
         """Check a new binding. Raises InvalidArgument, PreconditionFailed, ResourceError."""
@@ -607,6 +602,14 @@ class VHost:
             self.remove_queue(queue)
         for exchange in list(self.router.exchanges()):
             self.remove_exchange(exchange.name)
+
+
+def _is_here(parts: BrokerParts, queues: Mapping[str, Queue], name: str) -> bool:
+    """Return whether a queue is on this node; a replicated one is on several. No method, so that a vhost is
+    freed with its last reference.
+    """
+    queue = queues.get(name)
+    return queue is not None and queue.record.node in ("", parts.replication.node)
 
 
 def binding_of(record: BindingRecord) -> Binding:
