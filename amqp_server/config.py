@@ -620,6 +620,17 @@ class Config:
         high=128 * MIB,
         section="Messages and queues",
     )
+    incoming_timestamp: str = option(
+        "never",
+        "Whether the node writes into messages of clients when they came: the header timestamp_in_ms and the property "
+        "timestamp; always, or where they are missing.",
+        choices=("never", "missing", "always"),
+    )
+    incoming_routing_node: str = option(
+        "never",
+        "The same of the name of the node to which the publisher is connected: the header x-routed-by.",
+        choices=("never", "missing", "always"),
+    )
     tx_bytes_max: int = option(
         128 * MIB,
         "Bytes of the messages in one transaction; above this, the channel is closed.",

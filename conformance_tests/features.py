@@ -47,4 +47,5 @@ class Features:
             self._has[kind] = has_exchange_type(self._url, kind)
         if self._has[kind]:
             return None
-        return f"the broker has no exchange type {kind} (plugin {PLUGINS[kind]} of RabbitMQ)"
+        where = f"plugin {PLUGINS[kind]} of RabbitMQ" if kind in PLUGINS else "RabbitMQ 4 has it"
+        return f"the broker has no exchange type {kind} ({where})"

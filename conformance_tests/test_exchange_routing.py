@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.compat import long
+from pika.exceptions import UnroutableError
 
 from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close
@@ -795,3 +796,57 @@ def test_a_channel_that_cached_a_route_sees_the_queue_deleted_and_redeclared(
         ch.queue_delete(queue)
         publish(publisher, queue, b"lost")
         sync(publisher)
+
+
+# --- x-local-random ---
+
+
+@needs_exchange_type("x-local-random")
+def test_a_local_random_exchange_takes_one_queue_whatever_the_key(ch: BlockingChannel, name: Name) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "x-local-random")
+    queues = [bound_queue(ch, name, exchange) for _ in range(2)]
+    for number in range(60):
+        ch.basic_publish(exchange, f"key-{number}", b"")
+    counts = [len(drain(ch, queue)) for queue in queues]
+    assert sum(counts) == 60 and all(counts), counts
+    ch.queue_delete(queues[0])
+    ch.basic_publish(exchange, "", b"")
+    assert get(ch, queues[1]) is not None
+
+
+@needs_exchange_type("x-local-random")
+@pytest.mark.parametrize(
+    ("kind", "key", "why"),
+    [
+        ("classic", "k", "Non empty binding 'k' key not permitted"),
+        ("quorum", "", "quorum(_queue)? not valid for this exchange type"),
+        ("stream", "", "stream(_queue)? not valid for this exchange type"),
+        ("", "", "Destination not found"),
+    ],
+)
+def test_what_is_not_bound_to_a_local_random_exchange(
+    ch: BlockingChannel, name: Name, kind: str, key: str, why: str
+) -> None:
+    exchange, other = name("x"), name("other")
+    ch.exchange_declare(exchange, "x-local-random")
+    if kind:
+        ch.queue_declare(other, durable=True, arguments={"x-queue-type": kind})
+    else:
+        ch.exchange_declare(other, "fanout")
+    with expect_channel_close(406, why):
+        if kind:
+            ch.queue_bind(other, exchange, key)
+        else:
+            ch.exchange_bind(other, exchange, key)
+
+
+@needs_exchange_type("x-local-random")
+def test_a_local_random_exchange_without_a_local_queue_returns_messages(
+    ch: BlockingChannel, name: Name
+) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "x-local-random")
+    ch.confirm_delivery()
+    with pytest.raises(UnroutableError):
+        ch.basic_publish(exchange, "", b"", mandatory=True)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
+from exchanges.local_random import anywhere
 from exchanges.matcher import Depends, Message
 from exchanges.registry import create_matcher
 from exchanges.router import Exchange, Router, walked
@@ -105,7 +106,7 @@ def _matches(exchange: Exchange, binding: Binding, routing_key: str, message: Me
     """True if this binding matches; one destination may have several bindings."""
     if exchange.type not in _BY_THEMSELVES:
         return True
-    alone = create_matcher(exchange.type, exchange.arguments, len(binding.routing_key))
+    alone = create_matcher(exchange.type, exchange.arguments, len(binding.routing_key), anywhere)
     try:
         alone.bind(binding)
     except InvalidArgument:

@@ -29,11 +29,20 @@ class ListMatcher:
         self._destinations.insert(place, destinations)
 
     def unbind(self, binding: Binding) -> None:
-        place = bisect_left(self._orders, binding.order)
-        while self._bindings[place] != binding:
-            # Other arguments may look alike.
-            place += 1
+        place = self._place(binding)
+        assert place is not None
         del self._orders[place], self._bindings[place], self._destinations[place]
+
+    def _place(self, binding: Binding) -> int | None:
+        """Return the place of a binding in the list, if it has one."""
+        order = binding.order
+        place = bisect_left(self._orders, order)
+        # Other arguments may look alike.
+        while place < len(self._orders) and self._orders[place] == order:
+            if self._bindings[place] == binding:
+                return place
+            place += 1
+        return None
 
     def pick(self, number: int) -> Sequence[Destinations]:
         if not self._destinations:

@@ -8,6 +8,7 @@ from exchanges.direct import DirectMatcher
 from exchanges.errors import UnknownExchangeType
 from exchanges.fanout import FanoutMatcher
 from exchanges.headers import HeadersMatcher
+from exchanges.local_random import LOCAL_RANDOM, LocalRandomMatcher
 from exchanges.matcher import Matcher
 from exchanges.modulus_hash import ModulusHashMatcher
 from exchanges.random import RandomMatcher
@@ -26,18 +27,18 @@ PREDECLARED: tuple[tuple[str, str, bool], ...] = (
     ("amq.rabbitmq.trace", "topic", True),
 )
 
-_TYPES: dict[str, Callable[[Mapping[str, object], int], Matcher]] = {
-    "direct": lambda arguments, any_words_max: DirectMatcher(),
-    "fanout": lambda arguments, any_words_max: FanoutMatcher(),
-    "topic": lambda arguments, any_words_max: TopicMatcher(any_words_max),
-    "headers": lambda arguments, any_words_max: HeadersMatcher(),
-    "x-consistent-hash": lambda arguments, any_words_max: ConsistentHashMatcher(arguments),
-    "x-modulus-hash": lambda arguments, any_words_max: ModulusHashMatcher(),
-    "x-random": lambda arguments, any_words_max: RandomMatcher(),
-    "x-local-random": lambda arguments, any_words_max: RandomMatcher(),
-    SUPER_STREAM: lambda arguments, any_words_max: SuperStreamMatcher(),
-    DELAYED: lambda arguments, any_words_max: _TYPES[type_within(arguments, _ROUTING)](
-        arguments, any_words_max
+_TYPES: dict[str, Callable[[Mapping[str, object], int, Callable[[str], bool]], Matcher]] = {
+    "direct": lambda arguments, any_words_max, is_here: DirectMatcher(),
+    "fanout": lambda arguments, any_words_max, is_here: FanoutMatcher(),
+    "topic": lambda arguments, any_words_max, is_here: TopicMatcher(any_words_max),
+    "headers": lambda arguments, any_words_max, is_here: HeadersMatcher(),
+    "x-consistent-hash": lambda arguments, any_words_max, is_here: ConsistentHashMatcher(arguments),
+    "x-modulus-hash": lambda arguments, any_words_max, is_here: ModulusHashMatcher(),
+    "x-random": lambda arguments, any_words_max, is_here: RandomMatcher(),
+    LOCAL_RANDOM: lambda arguments, any_words_max, is_here: LocalRandomMatcher(is_here),
+    SUPER_STREAM: lambda arguments, any_words_max, is_here: SuperStreamMatcher(),
+    DELAYED: lambda arguments, any_words_max, is_here: _TYPES[type_within(arguments, _ROUTING)](
+        arguments, any_words_max, is_here
     ),
 }
 #: Types by which an exchange of type x-delayed-message may route.
@@ -46,8 +47,14 @@ _ROUTING: frozenset[str] = frozenset(_TYPES) - {DELAYED, SUPER_STREAM}
 EXCHANGE_TYPES: tuple[str, ...] = tuple(_TYPES)
 
 
-def create_matcher(exchange_type: str, arguments: Mapping[str, object], any_words_max: int) -> Matcher:
+def create_matcher(
+    exchange_type: str,
+    arguments: Mapping[str, object],
+    any_words_max: int,
+    is_here: Callable[[str], bool],
+) -> Matcher:
+    """`is_here` says whether the queue of a name is on this node."""
     create = _TYPES.get(exchange_type)
     if create is None:
         raise UnknownExchangeType(exchange_type)
-    return create(arguments, any_words_max)
+    return create(arguments, any_words_max, is_here)

@@ -7,6 +7,7 @@ from typing import Final, NamedTuple, TypeVar
 from exchanges.binding import Binding, DestinationKind
 from exchanges.errors import InvalidArgument, RoutingTooLong, UnknownExchangeType
 from exchanges.field import type_name
+from exchanges.local_random import anywhere
 from exchanges.matcher import Depends, Destinations, Matcher, Message
 from exchanges.registry import PREDECLARED, create_matcher
 from exchanges.topic import TopicMatcher
@@ -237,12 +238,15 @@ class Router:
         self,
         has_queue: Callable[[str], bool],
         *,
+        is_here: Callable[[str], bool] = anywhere,
         vhost: str = "/",
         any_words_max: int = 16,
         alternates_max: int = 1_000,
         steps_max: int = 1_000_000,
     ) -> None:
         self.has_queue = has_queue
+        #: Whether a queue is on this node.
+        self._is_here = is_here
         self._vhost = vhost
         self._any_words_max = any_words_max
         #: Most alternate exchanges that one message goes to.
@@ -277,7 +281,7 @@ class Router:
         if existing is not None:
             return existing
         alternate = arguments.get("alternate-exchange")
-        exchange = Exchange(name, type, create_matcher(type, arguments, self._any_words_max), arguments)
+        exchange = Exchange(name, type, self._matcher_of(type, arguments), arguments)
         if "alternate-exchange" in arguments and not isinstance(alternate, str):
             raise InvalidArgument(
                 f"invalid type '{type_name(alternate)}' for arg 'alternate-exchange' "
@@ -290,6 +294,9 @@ class Router:
         exchange.alternate = alternate if isinstance(alternate, str) else None
         self._exchanges[name] = exchange
         return exchange
+
+    def _matcher_of(self, type: str, arguments: Mapping[str, object]) -> Matcher:
+        return create_matcher(type, arguments, self._any_words_max, self._is_here)
 
     def set_alternate(self, name: str, alternate: str | None) -> bool:
         """Give an exchange an alternate, or none; a declared alternate stays. Return True if its alternate

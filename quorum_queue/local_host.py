@@ -392,7 +392,7 @@ class LocalHost(DeadLettering):
         self.queue.renew()
 
     def barrier(self, done: Callable[..., None]) -> None:
-        if self.pending or (self.machine.sealed and not self.ended):
+        if self.pending or self._wanted is not None or (self.machine.sealed and not self.ended):
             self.begin_asking().barriers.append((0, done))
             self._turn.schedule(self)
         else:

@@ -8,7 +8,7 @@ has one x-death entry with a count, the newest first; a message does not go to a
 As in RabbitMQ from 4.0 on, only deaths that the broker itself has written count. A client that publishes a
 message with the headers that it came with begins a new life, and its x-death is replaced by the first death
 of that. The broker tells them apart by the channel number in the frames of a message: dead letters have
-CHANNEL, which no client has.
+the channel number 0 (LETTER_CHANNEL), which no client has.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from amqp_server.wire.message_ids import message_ids_of
 from exchanges.router import RoutingTooLong, walked
 from quorum_queue.clock import Clock
 from quorum_queue.machine.effects import Reason
-from quorum_queue.machine.letters import Letter
+from quorum_queue.machine.letters import LETTER_CHANNEL, Letter
 from quorum_queue.machine.run import Attributes, Run
 
 #: Targets that get a wide dead letter before the turn may end.
@@ -36,8 +36,6 @@ PART_QUEUES = 32
 DEATHS_AT_ONCE = 64
 _DEATH_FIELDS = (b"queue", b"reason", b"count")
 _COPIES = (b"CC",)
-#: Channel number in the frames of dead letters. No message is published on it.
-CHANNEL = 0
 #: A dropped cycle is logged once in this time for each queue, and for so many queues, s.
 CYCLE_LOG_INTERVAL_S = 60.0
 CYCLE_LOGS_MAX = 1_000
@@ -182,7 +180,7 @@ class DeadLetterSender:
         properties = content.Properties.parse(payload, checked=True)
         headers = properties.raw.get("headers", b"")
         deaths: list[Death] = []
-        if attributes.channel == CHANNEL:
+        if attributes.channel == LETTER_CHANNEL:
             deaths = yield from _deaths(headers)
         copies = _texts(tables.values_in(headers, _COPIES).get(b"CC"))
         keys = (
@@ -213,10 +211,10 @@ class DeadLetterSender:
         found = [vhost.queues.get(name) for name in names if name not in cycling]
         # Some may have been deleted while the route was looked for.
         targets = [each for each in found if each is not None]
-        framed = content.build(properties.encode(len(body)), body, CHANNEL, self._frame_max)
+        framed = content.build(properties.encode(len(body)), body, LETTER_CHANNEL, self._frame_max)
         size = max(len(body), 0) + 8
         largest = FRAME_BYTES_MIN if size <= FRAME_BYTES_MIN and len(payload) < 2048 else self._frame_max
-        sent = Attributes(properties.persistent, attributes.priority, None, CHANNEL, largest)
+        sent = Attributes(properties.persistent, attributes.priority, None, LETTER_CHANNEL, largest)
         return _Sent(targets, framed, short_string(target) + short_string(keys[0]), sent)
 
     def _note_cycle(self, queue: Queue, reason: Reason, names: list[str]) -> None:

@@ -138,6 +138,11 @@ DECISIONS: Final = (
     Decision("settings by policies", TOPOLOGY, "all nodes match policies in the same way"),
     Decision("settings by policies take effect", LOG, "the change of settings is a log entry", (_QUORUM,)),
     Decision(
+        "pause or resume a queue", TOPOLOGY, "all nodes know and show what is paused", (_QUORUM, _CLASSIC)
+    ),
+    Decision("a pause takes effect", LOG, "the change of settings is a log entry", (_QUORUM,)),
+    Decision("a pause takes effect", HOME, "the home node has the settings", (_CLASSIC,)),
+    Decision(
         "declare, delete, bind; limit of queues of a virtual host",
         TOPOLOGY,
         "two nodes cannot both declare the same name, or the last allowed queue",

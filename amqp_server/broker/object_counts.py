@@ -16,12 +16,13 @@ class ObjectCounts:
         "declared_bytes",
         "ended",
         "exchanges",
+        "paused_queues",
         "queues",
     )
 
     def __init__(self, declared_bytes_max: int) -> None:
         self._declared_bytes_max = declared_bytes_max
-        self.bindings = self.channels = self.exchanges = self.queues = 0
+        self.bindings = self.channels = self.exchanges = self.queues = self.paused_queues = 0
         #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.declared_memory.
         self.declared_bytes = 0
         self.ended = Ended()

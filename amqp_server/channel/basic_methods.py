@@ -18,7 +18,7 @@ from amqp_server.channel.exchange_methods import argument_types, check_owner
 from amqp_server.channel.queue_methods import check_home, find, not_served, place_of, resolve_name
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.transactions.prepared_commit import PreparedCommit
-from amqp_server.channel.transactions.tx import LargeCommit, LargeEnd, Transaction
+from amqp_server.channel.transactions.tx import NOTHING_DONE, LargeCommit, LargeEnd, Transaction
 from amqp_server.errors import (
     AccessRefused,
     NotAllowed,
@@ -411,6 +411,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
 
     transaction.close()
     transaction.check_producer()
+    transaction.check_paused()
     if transaction.is_prepared:
         _commit_prepared(channel, transaction)
         return
@@ -444,7 +445,7 @@ def _commit_prepared(channel: Channel, transaction: Transaction) -> None:
 
     def ended(refused: Refused | None = None) -> None:
         if commit.refused:
-            raise PreconditionFailed(f"partial tx completion: nothing was done, because {commit.refused}")
+            raise PreconditionFailed(f"{NOTHING_DONE}, because {commit.refused}")
         if refused is not None:
             raise Unavailable(refused.text)
         channel.send(commands.Tx.CommitOk())

@@ -237,6 +237,8 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
             channel.broker.access.permissions.check(
                 channel.connection.client.access, vhost.name, "queue", partition, "configure"
             )
+            if partition in vhost.queues:
+                vhost.queues[partition].check_protection()
 
     def check() -> bool:
         """Return whether there is an exchange to delete. Raises PreconditionFailed."""

@@ -26,7 +26,13 @@ from amqp_server.channel.exchange_methods import (
     check_owner,
     locked,
 )
-from amqp_server.errors import HomeNodeDown, NotFound, NotImplemented_, PreconditionFailed, Unavailable
+from amqp_server.errors import (
+    HomeNodeDown,
+    NotFound,
+    NotImplemented_,
+    PreconditionFailed,
+    Unavailable,
+)
 from amqp_server.streams.layout.consumer_start import parse_start
 from amqp_server.streams.local_host import StreamHost
 from amqp_server.wire import methods
@@ -376,6 +382,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         raise PreconditionFailed(
             f"{place_of(queue)} is a partition of super stream '{whole}': delete that exchange instead"
         )
+    queue.check_protection()
     if method.if_unused and queue.type.is_stream and channel.broker.replication.clustered:
         # A node of a cluster knows only its own consumers of a stream. RabbitMQ refuses if-unused for all
         # streams.

@@ -32,6 +32,7 @@ from amqp_server.errors import (
 )
 from amqp_server.wire import acks, frames, intake, methods
 from amqp_server.wire.intake import Outcome, Publisher, PublishRoute, Segment
+from amqp_server.wire.stamps import stamps_of
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Target
@@ -78,6 +79,7 @@ class Incoming:
         "_keys",
         "_making_bytes",
         "_session",
+        "_stamps",
         "_tail",
         "_targets",
         "_wide",
@@ -110,6 +112,11 @@ class Incoming:
             self.config.message_bytes_max,
             self.config.table_depth_max,
             Memo(session.broker.memo),
+        )
+        config = self.config
+        #: What the node writes into messages that arrive.
+        self._stamps = stamps_of(
+            config.incoming_timestamp, config.incoming_routing_node, config.node, config.table_depth_max
         )
         self.received_bytes = 0
         #: Reads that brought bytes.
@@ -311,6 +318,8 @@ class Incoming:
         end = len(data)
         unpack = frames.prefix.unpack_from
         fast = self.config.switch_fast_path
+        # A message that is changed is taken frame by frame.
+        fast_publish = fast and self._stamps is None
         outbox = self._session.outbox
         full_bytes = 2 * outbox.high_bytes
         overdue = self._session.turn.overdue
@@ -342,7 +351,7 @@ class Incoming:
                 raise FrameError(octets(data, pos, size, f"{{invalid_frame_end_marker,{data[after - 1]}}}"))
             if state is State.RUNNING and kind == frames.METHOD and number:
                 signature = data[pos + 7 : pos + 11]
-                if signature == _PUBLISH and fast:
+                if signature == _PUBLISH and fast_publish:
                     channel = self._session.channels.get(number)
                     if channel is not None and channel.assembly is None and not channel.closing:
                         taken = self._publishes(data, pos, after, end, channel)
@@ -590,6 +599,9 @@ class Incoming:
             self._close_channel(channel, error, (60, 40))
             # Like all frames for a closing channel, its body frames are skipped.
             return
+        if self._stamps is not None:
+            payload = self._stamps.on(payload, self.broker.clock.wall_ms(), self._session.limits.frame_max)
+            whole = frames.raw_frame(frames.HEADER, channel.number, payload)
         assembly.begin(payload, size)
         if size > LARGE_BODY_BYTES:
             whole = frames.raw_frame(frames.HEADER, channel.number, publish.kept_header(channel, payload))

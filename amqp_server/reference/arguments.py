@@ -18,7 +18,7 @@ EXCHANGE_TYPE_TEXTS = {
     "x-consistent-hash": "to one binding, by the hash of the key, a header or a property; the binding's key is its weight",
     "x-modulus-hash": "to one binding, by the hash of the key modulo the number of bindings",
     "x-random": "to one binding, at random",
-    "x-local-random": "the same",
+    "x-local-random": "to one of the classic queues on the publisher's node, at random",
     "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../queues.md#delayed-messages) in its queues",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }
@@ -101,6 +101,8 @@ DELIVERED = {
     "x-stream": ("text", "partition of the message (consumer groups)"),
     "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),
     "x-shovelled-timestamp": ("integer", "time of the last move, in s since 1970"),
+    "timestamp_in_ms": ("integer", "[when the message came](../operating.md#when-and-where-messages-came)"),
+    "x-routed-by": ("text", "node that its publisher was connected to, if it is configured to write that"),
 }
 
 

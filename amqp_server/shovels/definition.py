@@ -53,6 +53,8 @@ class Definition(NamedTuple):
     prefetch: int = PREFETCH
     #: Messages after which the shovel is deleted, QUEUE_LENGTH or NEVER.
     delete_after: int | str = NEVER
+    #: Time after which the shovel is deleted, however many messages it has moved.
+    delete_after_s: int | None = None
     #: None: the destination is an exchange; if exchange or key is None, too, the message keeps its own.
     destination_queue: str | None = None
     destination_queue_arguments: Mapping[str, Any] = {}
@@ -110,6 +112,7 @@ def parse(name: str, value: object, *, uris_max: int = 32) -> Definition:
         consumer_arguments=told.get("src-consumer-args") or {},
         prefetch=max(int(prefetch), 0),
         delete_after=delete_after,
+        delete_after_s=told.get("src-delete-after-duration"),
         destination_queue=told.get("dest-queue"),
         destination_queue_arguments=told.get("dest-queue-args") or {},
         destination_predeclared=told.get("dest-predeclared", False),
@@ -270,6 +273,12 @@ def _delete_after(key: str, value: Any) -> str:
     )
 
 
+def _duration(key: str, value: Any) -> str:
+    if isinstance(value, int) and _is_number(value) and value > 0:
+        return ""
+    return f"{key} should be a positive integer (seconds), actually was {_shown(value)}"
+
+
 def _protocol(key: str, value: Any) -> str:
     return "" if value == "amqp091" else f"{key} should be amqp091, actually was {_shown(value)}"
 
@@ -337,6 +346,7 @@ _CHECKS: Mapping[str, _Check] = {
     "prefetch-count": _number,
     "src-delete-after": _delete_after,
     "delete-after": _delete_after,
+    "src-delete-after-duration": _duration,
     "dest-uri": _uri,
     "dest-queue": _text,
     "dest-queue-args": _arguments,

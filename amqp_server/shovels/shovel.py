@@ -122,14 +122,28 @@ class Shovel:
     # -- the run ---------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Move messages until stopped, completed, or cancelled."""
+        """Move messages until stopped, completed, out of time, or cancelled."""
+        expired = trio.Event()
         try:
-            while not self._stop.is_set():
-                self._restart = trio.Event()
-                if self._stop.is_set() or not await self._one_run():
-                    return
+            async with trio.open_nursery() as nursery:
+                if self.definition.delete_after_s is not None:
+                    nursery.start_soon(self._expire, self.definition.delete_after_s, expired)
+                while not self._stop.is_set():
+                    self._restart = trio.Event()
+                    if self._stop.is_set() or not await self._one_run():
+                        break
+                nursery.cancel_scope.cancel()
+            if expired.is_set():
+                self._set("terminated", "its time is over (src-delete-after-duration)")
+                await self._surroundings.completed(self)
         finally:
             self.over.set()
+
+    async def _expire(self, seconds: int, expired: trio.Event) -> None:
+        """Stop when the time is over, counted from the shovel's start: failures do not prolong it."""
+        await trio.sleep(seconds)
+        expired.set()
+        self.stop()
 
     async def _one_run(self) -> bool:
         """Return False if there is nothing more to do."""

@@ -138,9 +138,7 @@ class Shovels:
                 logger.warning("shovel '%s' in vhost '%s' can't be cleared yet: %s", *reversed(key), error)
                 await trio.sleep(CLEAR_S)
             else:
-                logger.info(
-                    "shovel '%s' in vhost '%s' has moved all messages and was deleted", *reversed(key)
-                )
+                logger.info("shovel '%s' in vhost '%s' was deleted: %s", *reversed(key), shovel.reason)
                 return
 
     # -- for management --------------------------------------------------------------------------------------

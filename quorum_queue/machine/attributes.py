@@ -9,6 +9,8 @@ from typing import Final, NamedTuple
 MAJORITY: Final = 0
 LEADER: Final = 1
 ALL: Final = 2
+#: Only in a log: the leader may have confirmed the messages before the log decides about them.
+PROMISED: Final = 3
 
 
 #: The `priority` of attributes for a message whose property `priority` is 0; it is 0 without the property.
@@ -73,5 +75,15 @@ class AllAttributes(Attributes):
         return ALL
 
 
+class PromisedAttributes(Attributes):
+    """Attributes of messages that a queue takes even if it has been paused meanwhile."""
+
+    __slots__ = ()
+
+    @property
+    def confirm_level(self) -> int:
+        return PROMISED
+
+
 #: Classes by level.
-ATTRIBUTES: Final = (Attributes, LeaderAttributes, AllAttributes)
+ATTRIBUTES: Final = (Attributes, LeaderAttributes, AllAttributes, PromisedAttributes)

@@ -20,7 +20,7 @@ import msgspec
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed
-from quorum_queue.machine.attributes import ATTRIBUTES, PRIORITY_ZERO
+from quorum_queue.machine.attributes import ATTRIBUTES, LEADER, PRIORITY_ZERO, PROMISED
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
 from quorum_queue.machine.codec import CodecError, framed, unframed
 from quorum_queue.machine.consumers import Consumer
@@ -48,7 +48,8 @@ _PERSISTENT: Final = 2
 _WITH_IDS: Final = 4
 _WITH_SEQUENCE: Final = 8
 _WITH_LETTER: Final = 16
-#: Position of the level of confirmation in these flags. Only batches for a queue's home have it, not the log.
+#: Position of the level of confirmation in these flags. Batches for a queue's home have it. The log has only
+#: PROMISED, from versions.PAUSES on.
 _LEVEL_SHIFT: Final = 5
 _LEVEL_MASK: Final = 3
 #: In the length of the ids, from versions.RECORD on: message-ids come after the names, of which the length
@@ -151,12 +152,19 @@ class DecodedEntry:
 
 
 def encode_batch(
-    node: str, incarnation: int, number: int, commands: Iterable[Command], *, levels: bool = False
+    node: str,
+    incarnation: int,
+    number: int,
+    commands: Iterable[Command],
+    *,
+    levels: bool = False,
+    promises: bool = False,
 ) -> list[bytes]:
     """Return the parts that make up the batch; bodies must be in memory, and are not copied.
 
     Commands are as hosts make them, with the keys that consumers have on their own node, but an origin is a
-    number or None, and so is the token of a purge. `levels`: include the levels of confirmation.
+    number or None, and so is the token of a purge. `levels`: include the levels of confirmation; `promises`:
+    mark what the leader may confirm early.
     """
     keys: dict[Any, int] = {}
     encoded_keys: list[bytes] = []
@@ -185,7 +193,7 @@ def encode_batch(
             assert contents
             sizes.extend(map(len, contents))
             bodies += contents
-            parts += _encode_enqueue(command, levels)
+            parts += _encode_enqueue(command, levels, promises)
         elif verb in _VALUES:
             value = _limit(command[2]) if verb == "window" else int(command[2])
             parts.append(_VALUE.pack(_VALUES[verb], key_number(command[1]), value))
@@ -203,7 +211,7 @@ def encode_batch(
     return [b"".join((prefix, name, key_block, command_block, size_block)), *bodies]
 
 
-def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
+def _encode_enqueue(command: Command, levels: bool, promises: bool) -> list[bytes]:
     _, run, origin, first, *rest = command
     attributes: Attributes = run.attributes
     routing = run.head if run.heads is None else b"".join(map(framed, run.heads))
@@ -231,6 +239,8 @@ def _encode_enqueue(command: Command, levels: bool) -> list[bytes]:
         flags |= _PRIORITY_ZERO
     if levels:
         flags |= attributes.confirm_level << _LEVEL_SHIFT
+    elif promises and attributes.confirm_level == LEADER:
+        flags |= PROMISED << _LEVEL_SHIFT
     head = _ENQUEUE.pack(
         _V_ENQUEUE,
         0 if origin is None else origin + 1,

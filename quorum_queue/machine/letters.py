@@ -22,6 +22,9 @@ STRETCHES_MAX: Final = 10_000
 #: Stretches kept although the sender no longer waits for them.
 STRETCHES_KEPT: Final = 1_000
 
+#: Channel number in the frames of dead letters. No message is published on it.
+LETTER_CHANNEL: Final = 0
+
 #: Snapshot: (source, first and last + 1 of each stretch, one after the other), least recently used first.
 State = list[tuple[int, list[int]]]
 

@@ -45,13 +45,14 @@ from typing import Any, Final, NamedTuple
 
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine import versions
+from quorum_queue.machine.attributes import PROMISED
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
 from quorum_queue.machine.effects import GONE, Effects, Reason
-from quorum_queue.machine.letters import Letter, Letters
+from quorum_queue.machine.letters import LETTER_CHANNEL, Letter, Letters
 from quorum_queue.machine.order.delayed import NO_DELAYED, Delayed, wait_ms
 from quorum_queue.machine.order.message_groups import GroupedReady, without_groups
-from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
+from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -71,6 +72,7 @@ from quorum_queue.machine.record.states import (
     QUEUED,
     REFUSED_BYTES,
     REFUSED_LENGTH,
+    REFUSED_PAUSED,
     TTL,
 )
 from quorum_queue.machine.run import Attributes, Run
@@ -126,6 +128,7 @@ class Machine:
         "letters",
         "next_seq",
         "parts",
+        "pauses",
         "ready",
         "record",
         "sealed",
@@ -165,6 +168,8 @@ class Machine:
         self.letters = Letters()
         #: True if the queue will be deleted: it takes nothing any more.
         self.sealed = False
+        #: How often publishes were paused: who has missed entries sees that some may have been refused.
+        self.pauses = 0
         #: Parts of transactions that are not decided.
         self.parts = Parts()
         #: Messages from this position on are not handed out, and do not die, before the transactions of this
@@ -271,7 +276,11 @@ class Machine:
             return
         _, run, origin, first = command
         settings = self.settings
-        if settings.max_length is None and settings.max_length_bytes is None:
+        if settings.publishes_paused and _may_be_refused(run, origin):
+            if self.record is not None:
+                self.record.noted(run.seqs, DROPPED, REFUSED_PAUSED)
+            effects.refused.append((origin, first, first + len(run.seqs) - 1))
+        elif settings.max_length is None and settings.max_length_bytes is None:
             self._accept(meta, run, effects)
             effects.confirmed.append((origin, first, first + len(run.seqs) - 1, run.attributes.persistent))
         elif settings.overflow == "drop-head":
@@ -291,8 +300,7 @@ class Machine:
             return
         dedup.expire(meta.now_ms, effects.names, whole=self.version < versions.EXPIRY_IN_PARTS)
         # A queue that may refuse messages takes them one by one: it does not remember refused ones.
-        limited = settings.max_length is not None or settings.max_length_bytes is not None
-        may_refuse = limited and settings.overflow != "drop-head"
+        may_refuse = settings.may_refuse
         if isinstance(names, Sequence) and not may_refuse:
             self._enqueue_sequence(meta, rest, origin, first, names, effects)
             return
@@ -568,7 +576,7 @@ class Machine:
         """Return how many of the held messages consumers have room for."""
         if not self.holds:
             return 0
-        takers, _ = self.consumers.takers(1 << 30)
+        takers = [] if self.settings.deliveries_paused else self.consumers.takers(1 << 30)[0]
         return min(self.ready.count, sum(taker.room() for taker in takers))
 
     # -- handing out -----------------------------------------------------------------------------------------
@@ -579,6 +587,7 @@ class Machine:
             self._assign_grouped(self.grouped, meta, effects, hands_max)
             return
         ready, consumers = self.ready, self.consumers
+        served = self._serves
         while ready.count:
             hands_left = hands_max - len(effects.deliveries)
             if (
@@ -586,7 +595,7 @@ class Machine:
                 or effects.burst_bytes >= BURST_BYTES
                 or hands_left <= 0
             ):
-                effects.more = bool(consumers.takers(1)[0])
+                effects.more = served and bool(consumers.takers(1)[0])
                 break
             level = ready.head_level(self.held_from)
             if level is None:
@@ -604,7 +613,7 @@ class Machine:
                         return
                     continue
                 length = head.before_over(self._limit(head, meta))
-            if not consumers.count:
+            if not served:
                 if head.expires_at is None and not ready.strict:
                     return
                 break
@@ -637,12 +646,19 @@ class Machine:
             consumers.served(takers[(count - 1) % len(takers)])
         self._expire(meta, effects)
 
+    @property
+    def _serves(self) -> bool:
+        """True if consumers may get messages. Those of a queue whose deliveries are paused stay, and messages
+        expire as if there were none.
+        """
+        return self.consumers.count > 0 and not self.settings.deliveries_paused
+
     def _assign_grouped(
         self, ready: GroupedReady, meta: Meta, effects: Effects, hands_max: int = 1 << 62
     ) -> None:
         """As `_assign`, by message groups."""
         ready.begin()
-        while ready.count and self.consumers.count:
+        while ready.count and self._serves:
             pick = ready.next(self.consumers, self.held_from)
             if pick is None:
                 break
@@ -813,7 +829,7 @@ class Machine:
             return
         level = self.ready.head_level(self.held_from)
         head = level.head() if level is not None else None
-        if level is not None and head is not None:
+        if level is not None and head is not None and not self.settings.deliveries_paused:
             if head.contents is None and effects.in_memory:
                 effects.paged_out = True
                 effects.gets_waiting.append(command)
@@ -827,8 +843,10 @@ class Machine:
     def _get_grouped(
         self, ready: GroupedReady, consumer: Consumer, command: Command, effects: Effects
     ) -> None:
-        getter = self.consumers.by_key.get(consumer.key, consumer)
-        pick = ready.next(self.consumers, self.held_from, getter)
+        pick = None
+        if not self.settings.deliveries_paused:
+            getter = self.consumers.by_key.get(consumer.key, consumer)
+            pick = ready.next(self.consumers, self.held_from, getter)
         if pick is None:
             effects.got_nothing.append(consumer.key)
             return
@@ -1074,6 +1092,8 @@ class Machine:
             outcome = INCOMPLETE
         elif part.late:
             outcome = LATE
+        elif part.count and self.settings.publishes_paused:
+            outcome = PAUSED
         elif not self._has_room_for_parts(part):
             outcome = FULL
         elif participants:
@@ -1275,6 +1295,7 @@ class Machine:
         effects.settled += cleared
 
     def _configure(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self.pauses += command[1].publishes_paused and not self.settings.publishes_paused
         # Keep the declared values of settings on which the state depends.
         self.settings = replace(
             command[1],
@@ -1342,6 +1363,15 @@ def _fitting(run: Run, room_bytes: int) -> int:
     """
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
     return 1 + bisect_left(list(accumulate(sizes))[:-1], room_bytes)
+
+
+def _may_be_refused(run: Run, origin: Any) -> bool:
+    """Return whether nothing is lost when a paused queue refuses these messages. Dead letters that are sent
+    once were forgotten by their queue, and some messages may be confirmed already.
+    """
+    attributes = run.attributes
+    forgotten = origin is None and attributes.channel == LETTER_CHANNEL
+    return not forgotten and attributes.confirm_level != PROMISED
 
 
 def _without_ttl(attributes: Attributes) -> Attributes:

@@ -31,6 +31,8 @@ FULL: Final = 1
 LATE: Final = 2
 #: Not all of the part has come.
 INCOMPLETE: Final = 3
+#: It takes no messages: its publishes are paused.
+PAUSED: Final = 4
 
 
 class Pended(NamedTuple):

@@ -56,6 +56,16 @@ class Settings:
     #: The header that names a message's group; empty: the queue has no message groups.
     group_header: str = ""
 
+    #: True if an operator has paused the queue: it hands out nothing, or takes no messages from clients.
+    deliveries_paused: bool = False
+    publishes_paused: bool = False
+
+    @property
+    def may_refuse(self) -> bool:
+        """True if the queue refuses publishes now, or when it is full."""
+        limited = self.max_length is not None or self.max_length_bytes is not None
+        return self.publishes_paused or (limited and self.overflow != "drop-head")
+
     @property
     def records(self) -> bool:
         return self.message_status_window_ms is not None

@@ -34,6 +34,8 @@ node only begins with the newest.
         returns, and may let returned messages wait; publishers choose when a message is delivered first;
         queues have message groups
 
+    8   mqd 0.2: operators pause queues, and protect them from deletion
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -111,7 +113,11 @@ NAMES_REFUSED = 7
 #: Queues take parts of transactions (see parts), and the topology has the decisions.
 TRANSACTIONS = 7
 
-NEWEST = 7
+#: Queues may be paused. They and virtual hosts may be protected from deletion, for which snapshots of the
+#: topology have fields.
+PAUSES = PROTECTION = 8
+
+NEWEST = 8
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -145,8 +151,10 @@ __all__ = [
     "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
+    "PAUSES",
     "RECORD",
     "PRIORITIES",
+    "PROTECTION",
     "REMOVED",
     "RETRIES",
     "RETURNED",

@@ -277,6 +277,21 @@ def test_random_follows_the_nonce_and_modulus_the_key() -> None:
     assert routes == [router.route("m", f"k{number}", nonce=9) for number in range(60)]
 
 
+def test_a_local_exchange_picks_queues_of_its_node() -> None:
+    here = {"q1": 1, "q3": 1}
+    router = Router({"q1": 1, "q2": 1, "q3": 1}.__contains__, is_here=lambda name: name in here)
+    router.declare("l", "x-local-random")
+    assert router.route("l", "k").queues == ()
+    for queue in ("q1", "q2", "q3"):
+        router.bind(to_queue("l", queue))
+    assert [router.route("l", "k", nonce=nonce).queues for nonce in range(3)] == [("q1",), ("q3",), ("q1",)]
+    # What a queue was when it was bound counts when it is unbound: it may be gone.
+    del here["q1"]
+    for queue in ("q1", "q2"):
+        router.unbind(to_queue("l", queue))
+    assert {router.route("l", "k", nonce=nonce).queues for nonce in range(3)} == {("q3",)}
+
+
 def test_what_a_route_depends_on() -> None:
     router = router_of(
         "key:direct", "h:headers", "r:x-random", "beyond:fanout", "key2:direct>h", "r2:x-random>h"

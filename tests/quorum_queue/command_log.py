@@ -62,6 +62,8 @@ def random_log(random: Random, batches: int) -> list[Batch]:
 
 
 def _random_command(random: Random) -> Plain:
+    if random.random() < 0.06:
+        return "pause_queue", random.random() < 0.4, random.random() < 0.4
     verb = random.choice(
         ["enqueue"] * 6 + ["settle", "return", "return", "fail", "discard"] * 2
         + ["attach"] * 3 + ["detach", "pause", "prefetch", "get", "purge", "tick", "dead_lettered"]
@@ -151,6 +153,12 @@ class Reader:
             _, key, low, high = command
             held = self.machine.consumers.by_key.get(key)
             return (verb, key, low, min(high, held.next_id - 1)) if held is not None else None
+        if verb == "pause_queue":
+            deliveries, publishes = command[1:]
+            settings = replace(
+                self.machine.settings, deliveries_paused=deliveries, publishes_paused=publishes
+            )
+            return "configure", settings
         return command
 
 

@@ -46,6 +46,8 @@ def random_settings(random: Random) -> Settings:
         delivery_limit=random.choice([None, 1, 3]),
         deduplication_window_ms=random.choice([None, 1, 8, 100]),
         deduplication_count=random.choice([2, 5, 50]),
+        deliveries_paused=random.random() < 0.15,
+        publishes_paused=random.random() < 0.15,
     )
 
 

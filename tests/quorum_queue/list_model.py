@@ -137,8 +137,15 @@ class ListModel:
         attributes: Attributes,
         ids: list[bytes] | None = None,
         waits_until: int = 0,
+        *,
+        letters: bool = False,
     ) -> None:
+        """`letters`: they are dead letters that are sent once."""
         message_ids = dict(zip(numbers, ids or [b""] * len(numbers), strict=True))
+        if self.settings.publishes_paused and not letters:
+            self.outcome.refused += numbers
+            self.refused += [(each, "dropped", "refused: paused", self.now) for each in message_ids.values()]
+            return
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
             came = False
@@ -279,6 +286,8 @@ class ListModel:
         return min(room, self.window_limit - self.window_used) if holder.windowed else room
 
     def taker(self) -> Holder | None:
+        if self.settings.deliveries_paused:
+            return None
         ordered = sorted(self.turns, key=lambda holder: -holder.priority)
         if self.settings.single_active_consumer:
             ordered = [self.active] if self.active is not None else []
@@ -320,7 +329,7 @@ class ListModel:
         return None
 
     def assign_groups(self) -> None:
-        while found := self.next_of_groups():
+        while found := None if self.settings.deliveries_paused else self.next_of_groups():
             message, holder = found
             if message.expires_at is not None and message.expires_at < self.now + message.redelivered:
                 self.drop(message, "expired")
@@ -376,7 +385,9 @@ class ListModel:
         self.end_waits()
         self.expire()
         found = (self.ready[0], holder) if self.ready else None
-        if self.grouped:
+        if self.settings.deliveries_paused:
+            found = None
+        elif self.grouped:
             found = self.next_of_groups(self.holders.get(holder.key, holder))
         if found is not None:
             if not holder.no_ack:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
@@ -56,6 +56,8 @@ class QueueOnDisk(RuleBasedStateMachine):
             "q", "/", self.arguments, durable=True, exclusive=False, auto_delete=False
         )
         declared = effective_settings(parsed)
+        #: What the topology keeps: deliveries and publishes are paused.
+        self.paused = (False, False)
         self.host = self.node.host(declared, journalled=True)
         self.publisher = Publisher()
         self.left: dict[int, Sent] = {}
@@ -67,6 +69,8 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.settled_durably: set[int] = set()
         self.receivers: dict[str, Receiver] = {}
         self.held: dict[str, dict[int, Sent]] = {}
+        #: Numbers of messages that were refused, of the present publisher.
+        self.refused: set[int] = set()
 
     @rule(counts=st.lists(st.integers(1, 5), min_size=1, max_size=3), size=st.integers(0, 40),
           persistent=st.booleans(), priority=st.sampled_from([-1, 0, 0, 1, 9, 40]),
@@ -77,6 +81,11 @@ class QueueOnDisk(RuleBasedStateMachine):
             first = self.next_number
             self.next_number += count
             contents = [b"%d" % number + b"." * size for number in range(first, first + count)]
+            if self.paused[1]:
+                run = Run(range(count), contents, b"head", Attributes(persistent=persistent))
+                self.host.pending.append(("enqueue", run, self.publisher, first))
+                self.refused.update(range(first, first + count))
+                continue
             seq = self.host.machine.next_seq + sum(
                 len(command[1].seqs) for command in self.host.pending if command[0] == "enqueue"
             )
@@ -127,6 +136,13 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.host.pending.append((verb, key, low, high))
         self.turn()
 
+    @rule(deliveries=st.booleans(), publishes=st.booleans())
+    def pause(self, deliveries: bool, publishes: bool) -> None:
+        self.paused = (deliveries, publishes)
+        settings = self.host.machine.settings
+        self.host.configure(replace(settings, deliveries_paused=deliveries, publishes_paused=publishes))
+        self.turn()
+
     @rule()
     def page_out(self) -> None:
         self.host.page_out(1 << 30)
@@ -141,14 +157,15 @@ class QueueOnDisk(RuleBasedStateMachine):
             if sent.persistent
         }
         self.settled_durably |= self.acknowledged
-        assert self.publisher.confirms == set(range(1, self.next_number))
+        assert self.publisher.confirms == set(range(1, self.next_number)) - self.refused
+        assert self.publisher.refusals == self.refused
         self.check_memory()
 
     @rule()
     def crash(self) -> None:
         self.host = self.node.crash(self.arguments)
         self.publisher = Publisher()
-        self.publisher.confirms = set(range(1, self.next_number))
+        self.publisher.confirms, self.refused = set(range(1, self.next_number)), set()
         self.receivers, self.held = {}, {}
         by_seq = {sent.seq: sent for sent in self.by_content.values() if sent.seq in self.durable}
         expected = {}
@@ -181,6 +198,7 @@ class QueueOnDisk(RuleBasedStateMachine):
         self.acknowledged = set(self.settled_durably)
         # Numbers of messages that never reached the disk are used again.
         self.by_content = {sent.content: sent for sent in self.left.values()}
+        self.pause(*self.paused)
         self.check_memory()
 
     @rule(elapsed=st.sampled_from([10, 60, 200]))
@@ -200,7 +218,7 @@ class QueueOnDisk(RuleBasedStateMachine):
                 sent = self.by_content[content]
                 assert sent.seq in self.left
                 assert redelivered == sent.delivered
-                assert not sent.due_ms
+                assert not sent.due_ms and not self.paused[0]
                 sent.delivered = True
                 self.held[key][delivery_id] = sent
             assert [seen[0] for seen in receiver.received] == sorted(seen[0] for seen in receiver.received)

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 
 from quorum_queue.machine import entries
-from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
+from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY, PROMISED
 from quorum_queue.machine.bodies import bodies_of, contents_of
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
@@ -229,14 +229,12 @@ def test_the_level_of_confirmation_goes_to_a_home_and_not_into_the_log(level: in
         assert found[1].attributes.confirm_level == (level if levels else MAJORITY)
 
 
-def test_there_is_no_fourth_level() -> None:
-    run = Run(range(1), [b"x"], b"", ATTRIBUTES[ALL]())
-    batch = b"".join(encode_batch("n", 1, 1, [("enqueue", run, None, 0)], levels=True))
-    # The flags stand behind verb, origin, number and count.
-    at = batch.index(b"\x01" + bytes(8) + bytes(8) + (1).to_bytes(4, "big")) + 21
-    assert batch[at] == ALL << 5
-    with pytest.raises(CodecError):
-        decode_entry(encode_entry(0, [batch[:at] + b"\x60" + batch[at + 1 :]]))
+@pytest.mark.parametrize("level", [MAJORITY, LEADER, ALL])
+def test_the_log_has_what_a_leader_may_confirm_early(level: int) -> None:
+    run = Run(range(1), [b"x"], b"", ATTRIBUTES[level](persistent=True))
+    batch = encode_batch("n", 1, 1, [("enqueue", run, 5, 1)], promises=True)
+    (found,) = decode_entry(encode_entry(0, batch)).batches[0].commands
+    assert found[1].attributes.confirm_level == (PROMISED if level == LEADER else MAJORITY)
 
 
 def test_batches_with_the_same_names_are_told_apart_by_who_sent_them() -> None:

@@ -71,7 +71,7 @@ attributes = st.builds(
     persistent=st.booleans(),
     priority=st.integers(-1, PRIORITY_MAX + 1) | st.sampled_from([5, 31, 32, 200]),
     ttl_ms=TTLS,
-    channel=st.just(1),
+    channel=st.sampled_from([0, 1, 1]),
     frame_bytes=st.sampled_from([4096, 8192]),
     overhead=st.integers(0, 1),
 )
@@ -143,10 +143,19 @@ class MachineComparison(RuleBasedStateMachine):
 
     @rule(count=st.integers(1, 9), size=st.integers(0, 6), groups=st.sampled_from(["", "a", "b", "ab", "aab", "a.", "abcd"]), drawn=attributes,
           now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]),
-          waits=st.sampled_from([0, 0, 0, 1, 5, 30]))  # fmt: skip
+          waits=st.sampled_from([0, 0, 0, 1, 5, 30]), asks=st.booleans())  # fmt: skip
     def enqueue(
-        self, count: int, size: int, groups: str, drawn: Attributes, now: bool, ids: str, waits: int
+        self,
+        count: int,
+        size: int,
+        groups: str,
+        drawn: Attributes,
+        now: bool,
+        ids: str,
+        waits: int,
+        asks: bool,
     ) -> None:
+        """`asks`: the sender waits for an answer; dead letters that are sent once do not."""
         numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         contents = [b"%d" % number + b"." * size for number in numbers]
@@ -163,11 +172,15 @@ class MachineComparison(RuleBasedStateMachine):
             "few": [b"few%d" % (number % 4) for number in numbers],
         }[ids]
         self.ids.update(names)
-        command: Command = ("enqueue", run, "origin", numbers.start)
+        origin = "origin" if asks else None
+        command: Command = ("enqueue", run, origin, numbers.start)
         if ids != "none":
-            command = ("enqueue_known", run, "origin", numbers.start, names)
+            command = ("enqueue_known", run, origin, numbers.start, names)
+        letters = drawn.channel == 0 and not asks
         self.submit(
-            command, lambda: self.model.enqueue(numbers, contents, heads, drawn, names, waits_until), now
+            command,
+            lambda: self.model.enqueue(numbers, contents, heads, drawn, names, waits_until, letters=letters),
+            now,
         )
 
     # -- consumers
@@ -291,7 +304,13 @@ class MachineComparison(RuleBasedStateMachine):
 
     @rule(max_length=LIMITS, ttl=TTLS)
     def configure(self, max_length: int | None, ttl: int | None) -> None:
-        new = replace(self.model.settings, max_length=max_length, message_ttl_ms=ttl)
+        self.take(replace(self.model.settings, max_length=max_length, message_ttl_ms=ttl))
+
+    @rule(deliveries=st.booleans(), publishes=st.booleans())
+    def pause_queue(self, deliveries: bool, publishes: bool) -> None:
+        self.take(replace(self.model.settings, deliveries_paused=deliveries, publishes_paused=publishes))
+
+    def take(self, new: Settings) -> None:
 
         def configure() -> None:
             self.model.settings = new

@@ -173,6 +173,27 @@ class ReplaceHash(msgspec.Struct, frozen=True, array_like=True, tag=20):
     after: str
 
 
+class PauseQueue(msgspec.Struct, frozen=True, array_like=True, tag=21):
+    """From version PAUSES on. Pauses (True) or resumes (False) what exactly this queue hands out and takes;
+    None leaves it as it is.
+    """
+
+    vhost: str
+    name: str
+    queue_id: int
+    deliveries: bool | None = None
+    publishes: bool | None = None
+
+
+class ProtectQueue(msgspec.Struct, frozen=True, array_like=True, tag=22):
+    """From version PAUSES on. Protects exactly this queue from deletion, or lifts the protection."""
+
+    vhost: str
+    name: str
+    queue_id: int
+    protected: bool
+
+
 Operation = (
     PutVhost
     | DeleteVhost
@@ -194,6 +215,8 @@ Operation = (
     | SetTopicPermission
     | ClearTopicPermission
     | ReplaceHash
+    | PauseQueue
+    | ProtectQueue
 )
 
 _decoder = msgspec.msgpack.Decoder(Operation)

@@ -51,6 +51,15 @@ class QueueRecord(msgspec.Struct, frozen=True):
     deduplication_producers: int = DEDUPLICATION_PRODUCERS
     #: The first members of its group, if the members have changed since.
     founders: tuple[str, ...] = ()
+    #: True if an operator has paused it: it hands out nothing, or takes no messages from clients.
+    deliveries_paused: bool = False
+    publishes_paused: bool = False
+    #: True if an operator has to lift the protection before anybody can delete it.
+    protected_from_deletion: bool = False
+
+    @property
+    def is_paused(self) -> bool:
+        return self.deliveries_paused or self.publishes_paused
 
 
 def shared(record: QueueRecord) -> QueueRecord:

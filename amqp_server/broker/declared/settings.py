@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 from amqp_server.broker.declared.arguments import SHARED_MAX, QueueArguments
-from amqp_server.broker.declared.records import DEDUPLICATION_PRODUCERS
+from amqp_server.broker.declared.records import DEDUPLICATION_PRODUCERS, QueueRecord
 from quorum_queue.machine.settings import Settings
 
 #: Defaults for how long a queue remembers ids of messages, and how many.
@@ -63,6 +64,18 @@ def effective_settings(
         dead_letter_to=parsed.dead_letter_exchange if records else None,
         dead_letter_key=(parsed.dead_letter_routing_key or "") if records else "",
         group_header=parsed.group_header,
+    )
+
+
+def machine_settings(
+    parsed: QueueArguments, record: QueueRecord, record_window_ms: int, record_count: int
+) -> Settings:
+    """Return the settings of a queue's machine: those above, and what operators have paused."""
+    settings = effective_settings(parsed, record.deduplication_producers, record_window_ms, record_count)
+    if not record.is_paused:
+        return settings
+    return replace(
+        settings, deliveries_paused=record.deliveries_paused, publishes_paused=record.publishes_paused
     )
 
 

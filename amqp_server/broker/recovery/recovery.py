@@ -20,7 +20,7 @@ from amqp_server.broker.declared.records import (
     MarksRecord,
     QueueRecord,
 )
-from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.declared.settings import machine_settings
 from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.recovery import stored_queues
 from amqp_server.broker.recovery.stored_queues import RecoveredQueue
@@ -169,9 +169,9 @@ def settings_of(broker: Broker, record: QueueRecord) -> Settings:
     """Return the settings of a stored queue's machine."""
     parsed = parsed_of(record)
     policies = broker.runtime.policies.of_queue(record.vhost, record.name, parsed.type)
-    return effective_settings(
+    return machine_settings(
         joined(parsed, policies.definition),
-        record.deduplication_producers,
+        record,
         broker.config.message_status_window_ms,
         broker.config.message_status_count,
     )

@@ -10,10 +10,11 @@ from amqp_server.broker.declared.operations import DeleteQueue
 from amqp_server.broker.declared.policy import NO_POLICY, AppliedPolicies, joined
 from amqp_server.broker.declared.queue_types import QueueType
 from amqp_server.broker.declared.records import QueueRecord
-from amqp_server.broker.declared.settings import effective_settings
+from amqp_server.broker.declared.settings import effective_settings, machine_settings
 from amqp_server.broker.topology.event_headers import of_queue
 from amqp_server.broker.topology.events import MESSAGE_EVENT
 from amqp_server.broker.traffic import Traffic
+from amqp_server.errors import ResourceLocked
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine.record.states import (
     REASONS,
@@ -133,11 +134,8 @@ class Queue:
     def settings(self) -> Settings:
         """Settings of its machine."""
         config = self.vhost.parts.config
-        return effective_settings(
-            self.effective,
-            self.record.deduplication_producers,
-            config.message_status_window_ms,
-            config.message_status_count,
+        return machine_settings(
+            self.effective, self.record, config.message_status_window_ms, config.message_status_count
         )
 
     @property
@@ -239,7 +237,7 @@ class Queue:
     def consumer_gone(self, left: int) -> None:
         """A consumer of any node has ended. An auto-delete queue is deleted with its last consumer."""
         self.renew()
-        if self.auto_delete and not left:
+        if self.auto_delete and not left and not self.record.protected_from_deletion:
             self.host.seal(UNUSED, _nothing)
 
     def wake(self) -> None:
@@ -247,6 +245,9 @@ class Queue:
         self._timer_set = False
         expires_ms = self.effective.expires_ms
         if self.deleted or expires_ms is None or self.host.consumer_count:
+            return
+        if self.record.protected_from_deletion:
+            # Its lease begins anew when the protection is lifted.
             return
         parts = self.vhost.parts
         if self.members and parts.hosts.leader(self) != parts.replication.node:
@@ -329,6 +330,11 @@ class Queue:
         """Delete the queue; no caller waits for the result."""
         if not self.deleted:
             self.vhost.parts.propose(self.deletion)
+
+    def check_protection(self) -> None:
+        """Raise ResourceLocked, as RabbitMQ does, if an operator has protected the queue from deletion."""
+        if self.record.protected_from_deletion:
+            raise ResourceLocked(f"Cannot delete protected queue '{self.name}' in vhost '{self.vhost.name}'.")
 
     @property
     def deletion(self) -> DeleteQueue:

@@ -407,6 +407,37 @@ class Topology:
         queue.vhost.set_members(queue, operation.members, operation.leader, founders)
         return Result(True)
 
+    def _pause_queue(self, index: int, operation: operations.PauseQueue) -> Result:
+        queue = self._queue(operation.vhost, operation.name, operation.queue_id)
+        if queue is None:
+            return Result(False)
+        before = queue.record
+        deliveries, publishes = operation.deliveries, operation.publishes
+        record = msgspec.structs.replace(
+            before,
+            deliveries_paused=before.deliveries_paused if deliveries is None else deliveries,
+            publishes_paused=before.publishes_paused if publishes is None else publishes,
+        )
+        if record == before:
+            return Result(False)
+        queue.vhost.put_record(queue, record)
+        self._tell(
+            "queue.paused" if record.is_paused else "queue.resumed",
+            name=record.name,
+            vhost=record.vhost,
+            deliveries_paused=record.deliveries_paused,
+            publishes_paused=record.publishes_paused,
+        )
+        return Result(True)
+
+    def _protect_queue(self, index: int, operation: operations.ProtectQueue) -> Result:
+        queue = self._queue(operation.vhost, operation.name, operation.queue_id)
+        if queue is None or queue.record.protected_from_deletion == operation.protected:
+            return Result(False)
+        record = msgspec.structs.replace(queue.record, protected_from_deletion=operation.protected)
+        queue.vhost.put_record(queue, record)
+        return Result(True)
+
     def _node_down(self, index: int, operation: operations.NodeDown) -> Result:
         for vhost in list(self._parts.vhosts.values()):
             vhost.node_down(operation.node, operation.incarnation)
@@ -555,8 +586,10 @@ class Topology:
             if queue is None:
                 unknown = index_of(record.queue_id) > self.applied
                 vhost.put_queue(record, unknown=unknown, of_many=is_partition(record.queue_id))
-            elif _places(queue.record) != _places(record):
+                continue
+            if _places(queue.record) != _places(record):
                 vhost.set_members(queue, record.members, record.leader, record.founders)
+            vhost.put_record(queue, record)
         for binding in state.bindings:
             if binding in there:
                 continue
@@ -594,4 +627,6 @@ _APPLY: dict[type, Callable[[Topology, int, Any], Result]] = {
     operations.SetTopicPermission: Topology._set_topic_permission,
     operations.ClearTopicPermission: Topology._clear_topic_permission,
     operations.ReplaceHash: Topology._replace_hash,
+    operations.PauseQueue: Topology._pause_queue,
+    operations.ProtectQueue: Topology._protect_queue,
 }

@@ -38,7 +38,10 @@ SNAPSHOT_TABLES = 7
 PART_RECORDS = 128
 #: Defaults of the fields that later versions added at the end of records. Until the cluster has such a
 #: version, the fields must have these values; see amqp_server.cluster.topology_group.
-LATER_FIELDS: dict[type, tuple[object, ...]] = {QueueRecord: (DEDUPLICATION_PRODUCERS, ())}
+LATER_FIELDS: dict[type, tuple[object, ...]] = {
+    QueueRecord: (DEDUPLICATION_PRODUCERS, (), False, False, False),
+    VhostRecord: (False,),
+}
 #: Limits of MessagePack's three forms of an array.
 _FIXED_MAX, _SHORT_MAX = 0x0F, 0xFFFF
 _SHORT, _LONG = struct.Struct(">BH"), struct.Struct(">BI")

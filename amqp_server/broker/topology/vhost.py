@@ -16,6 +16,7 @@ import msgspec
 from amqp_server.broker import declared_memory, room
 from amqp_server.broker.declared.arguments import QueueArguments, parse_queue_arguments
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING
+from amqp_server.broker.declared.queue_types import CLASSIC
 from amqp_server.broker.declared.records import (
     BINDINGS,
     EXCHANGES,
@@ -38,6 +39,7 @@ from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import tables
 from amqp_server.wire.frames import SHORT_STRING_MAX
 from exchanges.binding import Binding, DestinationKind
+from exchanges.local_random import LOCAL_RANDOM
 from exchanges.router import Exchange, InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
 from quorum_queue.machine.machine import Machine
@@ -65,6 +67,7 @@ class VHost:
         self._groups_over: dict[str, dict[str, Queue]] = {}
         self.router = Router(
             self.queues.__contains__,
+            is_here=partial(_is_here, parts, self.queues),
             vhost=name,
             any_words_max=TOPIC_HASHES_MAX,
             alternates_max=parts.config.alternates_max,
@@ -222,6 +225,8 @@ class VHost:
         room.check(room.bindings_refused(self, binding.source, room.room_of(self)))
         parts.counts.check_declared(declared_memory.of_binding(binding.routing_key, binding.arguments))
         source = self.router.get(binding.source)
+        if source is not None and source.type == LOCAL_RANDOM:
+            self._check_local(binding)
         if source is not None and source.type == "topic":
             count, most = binding.routing_key.split(".").count("#"), parts.config.topic_hashes_max
             if count > most:
@@ -348,6 +353,16 @@ class VHost:
             default_type=default_type,
         )
 
+    def _check_local(self, binding: Binding) -> None:
+        """Raise InvalidArgument with RabbitMQ's texts for what is not bound to an exchange of this type."""
+        if binding.routing_key:
+            raise InvalidArgument(f"Non empty binding '{binding.routing_key}' key not permitted")
+        if binding.kind != "queue":
+            raise InvalidArgument("Destination not found")
+        queue = self.queues[binding.destination]
+        if queue.type is not CLASSIC:
+            raise InvalidArgument(f"Queue type {queue.type.name} not valid for this exchange type")
+
     def check_queue(self, name: str) -> None:
         """Check that one more queue is allowed. Raises PreconditionFailed."""
         room.check(room.queues_refused(self, name, room.room_of(self)))
@@ -395,6 +410,7 @@ class VHost:
             self.groups[queue.name] = queue
             self._groups_over.setdefault(queue.parsed.stream, {})[queue.name] = queue
         self.parts.counts.queues += 1
+        self.parts.counts.paused_queues += record.is_paused
         self.parts.counts.declared_bytes += declared_memory.of_queue(queue.arguments)
         if of_many:
             self.parts.hosts.expect(queue)
@@ -488,6 +504,19 @@ class VHost:
         # Routes name queues, so they stay valid when a queue moves.
         self.parts.turn.contain(queue, self.parts.hosts.changed, queue)
 
+    def put_record(self, queue: Queue, record: QueueRecord) -> None:
+        """Take another record of a queue, which stays where it is: an operator has paused or protected it."""
+        if record == queue.record:
+            return
+        self.parts.host_parts.begun(queue)
+        self.parts.counts.paused_queues += record.is_paused - queue.record.is_paused
+        before, queue.record = queue.settings, shared(record)
+        self._store_queue(queue)
+        queue.renew()
+        if queue.settings != before:
+            self.parts.turn.contain(queue, self.parts.hosts.configure, queue)
+        self.parts.changed()
+
     def remove_queue(self, queue: Queue, *, of_many: bool = False) -> None:
         """Delete a queue with its messages, and tell its consumers.
 
@@ -509,6 +538,7 @@ class VHost:
             if not over:
                 del self._groups_over[queue.parsed.stream]
         parts.counts.queues -= 1
+        parts.counts.paused_queues -= queue.record.is_paused
         parts.counts.declared_bytes -= declared_memory.of_queue(queue.arguments)
         removed, also = self.router.remove_queue(queue.name)
         self._forget_bindings(removed)
@@ -572,6 +602,14 @@ class VHost:
             self.remove_queue(queue)
         for exchange in list(self.router.exchanges()):
             self.remove_exchange(exchange.name)
+
+
+def _is_here(parts: BrokerParts, queues: Mapping[str, Queue], name: str) -> bool:
+    """Return whether a queue is on this node; a replicated one is on several. No method, so that a vhost is
+    freed with its last reference.
+    """
+    queue = queues.get(name)
+    return queue is not None and queue.record.node in ("", parts.replication.node)
 
 
 def binding_of(record: BindingRecord) -> Binding:

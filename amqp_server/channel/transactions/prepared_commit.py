@@ -16,7 +16,7 @@ from amqp_server.channel.transactions.tx import PART_MESSAGES_MAX, PARTS_AT_ONCE
 from amqp_server.channel.unacked import Piece
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import ALL, MAJORITY
-from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, TransactionId
+from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, TransactionId
 from quorum_queue.ports import Preparing, Recipient, Refused
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ _REFUSED = {
     FULL: "queue '{}' is full, and refuses messages (x-overflow)",
     LATE: "messages of queue '{}' that it acks have gone back to the queue",
     INCOMPLETE: "queue '{}' did not get all of it",
+    PAUSED: "publishes to queue '{}' are paused",
 }
 
 

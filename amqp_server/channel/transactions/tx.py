@@ -42,6 +42,8 @@ PART_BYTES_MAX = 256 * 1024
 #: Queues that are listed for one open transaction, and runs of its messages and acks that are looked at for
 #: that.
 PARTICIPANTS_MAX, LOOKED_AT_MAX = 100, 1_000
+#: The beginning of the answer to a commit that was refused as a whole.
+NOTHING_DONE = "partial tx completion: nothing was done"
 
 
 class Transaction:
@@ -180,6 +182,20 @@ class Transaction:
             raise PreconditionFailed(
                 f"x-producer-epoch {epoch} of producer {key!r} is over: another start of it has epoch {highest}"
             )
+
+    def check_paused(self) -> None:
+        """Raises PreconditionFailed if publishes to one of its queues are paused: nothing of it is done.
+
+        A queue in a log of its own decides again, at its place there.
+        """
+        queues = self._channel.vhost.queues
+        for segment in self.segments:
+            for target in segment.route.targets:
+                queue = queues.get(target.name)
+                if queue is not None and queue.record.publishes_paused:
+                    raise PreconditionFailed(
+                        f"{NOTHING_DONE}, because publishes to queue '{queue.name}' are paused"
+                    )
 
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Keep acks until the commit."""

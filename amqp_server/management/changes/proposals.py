@@ -13,6 +13,7 @@ from amqp_server.broker.topology.events import ACTING
 from amqp_server.broker.topology.replication import Result
 from amqp_server.errors import NotFound, Unavailable
 from amqp_server.management.changes.answers import answers_of
+from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 
 
@@ -28,9 +29,11 @@ async def propose(broker: Broker, operation: Operation) -> Result:
     return result
 
 
-def require_parameters(broker: Broker) -> None:
-    """Raises Unavailable if nodes may be there that know no parameters, policies, and what came with them."""
-    if not broker.topology.takes_parameters:
+def require_version(broker: Broker, version: int) -> None:
+    """Raises Unavailable if nodes may be there that do not know this version; see
+    quorum_queue.machine.versions.
+    """
+    if broker.replication.version < version:
         raise Unavailable("this needs a cluster whose nodes all run this version of mqd")
 
 
@@ -45,7 +48,7 @@ async def clear_parameter(broker: Broker, record: ParameterRecord) -> bool:
 
 
 async def _change(broker: Broker, operation: PutParameter | ClearParameter) -> bool:
-    require_parameters(broker)
+    require_version(broker, versions.PARAMETERS)
     result = await propose(broker, operation)
     if result.error:
         raise NotFound(result.error)

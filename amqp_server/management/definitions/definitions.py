@@ -174,13 +174,16 @@ def _queue(default: QueueType, names: set[str], queue: Queue) -> Row | None:
     assumed = default if queue.durable and not queue.auto_delete else CLASSIC
     if "x-queue-type" not in arguments and not (queue.type is CLASSIC and assumed is CLASSIC):
         arguments = {**arguments, "x-queue-type": queue.type.name}
-    return {
+    row: Row = {
         "name": queue.name,
         "vhost": queue.vhost.name,
         "durable": queue.durable,
         "auto_delete": queue.auto_delete,
         "arguments": arguments,
     }
+    if queue.record.protected_from_deletion:
+        row["protected_from_deletion"] = True
+    return row
 
 
 def _exchange(broker: Broker, seen: Seen) -> Row | None:

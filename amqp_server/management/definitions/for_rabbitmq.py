@@ -62,6 +62,7 @@ class ForRabbitMQ:
         return {**row, "definition": definition} if definition else None
 
     def queue(self, row: Row) -> Row | None:
+        row.pop("protected_from_deletion", None)
         kind = row["arguments"].get("x-queue-type", CLASSIC.name)
         if not QUEUE_TYPES[kind].is_group:
             return row

@@ -8,7 +8,7 @@ bindings are declared as by clients, several at a time: in a cluster each takes 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitm
 from amqp_server.broker.access.permissions import ITSELF, InvalidPermission
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.declared.argument_table import not_replicated
+from amqp_server.broker.declared.operations import ProtectQueue
 from amqp_server.broker.declared.parameters import (
     GLOBAL,
     OPERATOR_POLICY,
@@ -35,7 +36,7 @@ from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.errors import AMQPError
 from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.changes.parallel_sessions import Asked, Together
-from amqp_server.management.changes.proposals import set_parameter
+from amqp_server.management.changes.proposals import propose, set_parameter
 from amqp_server.management.request.answer import bad_request
 from amqp_server.management.request.time_slices import Rest
 from amqp_server.management.resources import shovels
@@ -44,8 +45,10 @@ from amqp_server.management.resources.vhosts import create_vhost
 from amqp_server.wire import methods
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.super_stream import SUPER_STREAM
+from quorum_queue.machine.versions import PAUSES
 
 if TYPE_CHECKING:
+    from amqp_server.broker.topology.queue import Queue
     from amqp_server.management.parts import ManagedParts
 
 Item = dict[str, Any]
@@ -113,6 +116,7 @@ class Import:
             (groups if _is_group(item) else others).append(item)
         await self._several("queues", others, self._queue)
         await self._several("queues", groups, self._queue)
+        await self._one_by_one("queues", sections, self._protection)
         await self._several("bindings", sections["bindings"], self._binding)
 
     async def _items(self, told: Mapping[str, Any], section: str, vhost: str | None) -> list[Item]:
@@ -317,7 +321,7 @@ class Import:
             arguments=_table(item),
         )
 
-    def _queues(self, vhost: str) -> Collection[str]:
+    def _queues(self, vhost: str) -> Mapping[str, Queue]:
         return self._broker.vhost(vhost).queues
 
     def _has_exchange(self, vhost: str, name: str) -> bool:
@@ -360,6 +364,19 @@ class Import:
             auto_delete=_switch(item, "auto_delete"),
             arguments=arguments,
         )
+
+    async def _protection(self, item: Item) -> None:
+        if not _switch(item, "protected_from_deletion"):
+            return
+        queue = self._queues(item["vhost"]).get(_text(item, "name"))
+        if queue is None or queue.record.protected_from_deletion:
+            return
+        if self._broker.replication.version < PAUSES:
+            self._skip(
+                "queues", item, "its protection needs a cluster whose nodes all run this version of mqd"
+            )
+            return
+        await propose(self._broker, ProtectQueue(item["vhost"], queue.name, queue.queue_id, True))
 
     def _binding(self, item: Item) -> base.Frame | None:
         vhost, source, destination = item["vhost"], _text(item, "source"), _text(item, "destination")

@@ -83,12 +83,16 @@ class QueueReads:
             here = broker.replication.node, broker.replication.incarnation
             session = broker.sessions.get(record.owner) if (record.node, record.incarnation) == here else None
             owner = {"node": record.node} if session is None else {"name": session.client.name}
+        # No call that a row can do without.
+        state = "paused" if record.deliveries_paused or record.publishes_paused else "running"
+        if broker.failures.find(queue) is not None:
+            state = "crashed"
         return (
             leader or record.node or record.leader or name,
             leader or (name if members == [name] else ""),
             members,
             online(self.parts, members) if members else members,
-            "running" if broker.failures.find(queue) is None else "crashed",
+            state,
             owner,
         )
 
@@ -192,6 +196,9 @@ COLUMNS = Table(
         Column("members", "array", QueueReads.places, types=_REPLICATED),
         Column("online", "array", QueueReads.places, types=_REPLICATED),
         Column("state", "string", QueueReads.places, _BASIC),
+        Column("deliveries_paused", "boolean", "record.deliveries_paused", types=_HAVE_RETRIES),
+        Column("publishes_paused", "boolean", "record.publishes_paused", types=_HAVE_RETRIES),
+        Column("protected_from_deletion", "boolean", "record.protected_from_deletion"),
         #: `{"name": connection}` of an exclusive queue's owner.
         Column("owner_pid_details", "object", QueueReads.places),
         Column("consumers", "integer", QueueReads.counts),
@@ -509,7 +516,7 @@ def _named(broker: Broker, vhosts: Sequence[str], rows: Iterable[tuple[str, str]
 
 async def queue(call: Call) -> Any:
     parts, vhost = call.parts, call.vhost()
-    found = _queue(call, vhost)
+    found = queue_of(call, vhost)
     reads = QueueReads(parts, call.stats)
     if call.flag("disable_stats"):
         return _without_stats(reads, _basic(call))(found)
@@ -533,7 +540,7 @@ async def queue(call: Call) -> Any:
     return row | {"deliveries": [], "incoming": []}
 
 
-def _queue(call: Call, vhost: str) -> Queue:
+def queue_of(call: Call, vhost: str) -> Queue:
     """Return the path's queue. Raises Refusal."""
     return known(call.broker.vhost(vhost).queues.get(call.path["name"]))
 
@@ -542,7 +549,7 @@ async def explain(call: Call) -> Any:
     """Say where a queue is, where its settings come from, and where decisions about it are taken."""
     parts, vhost = call.parts, call.vhost()
     await catch_up(parts.broker)
-    found = _queue(call, vhost)
+    found = queue_of(call, vhost)
     node, leader, members, up, *_ = QueueReads(parts, call.stats).places(found)
     placed = {
         "name": found.name,
@@ -584,7 +591,7 @@ async def put_queue(call: Call) -> Answer:
 async def delete_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "configure")
-    _queue(call, vhost)
+    queue_of(call, vhost)
     if_unused, if_empty = call.switch("if-unused"), call.switch("if-empty")
     with Direct(call.broker, vhost, ITSELF) as direct:
         await direct.ask(
@@ -596,7 +603,7 @@ async def delete_queue(call: Call) -> Answer:
 async def purge_queue(call: Call) -> Answer:
     vhost, name = call.own_vhost(), call.path["name"]
     call.require(vhost, "queue", name, "read")
-    _queue(call, vhost)
+    queue_of(call, vhost)
     with Direct(call.broker, vhost, ITSELF) as direct:
         await direct.ask(methods.make(commands.Queue.Purge, queue=name))
     return NO_CONTENT
@@ -611,7 +618,7 @@ async def act(call: Call) -> Answer:
     vhost = call.own_vhost()
     asked = call.read(ActionRequest)
     call.require(vhost, "queue", call.path["name"], "configure")
-    _queue(call, vhost)
+    queue_of(call, vhost)
     if asked.action not in ("sync", "cancel_sync"):
         raise Refusal(400, "bad_request", ["unknown", asked.action])
     return NO_CONTENT

@@ -22,7 +22,7 @@ from amqp_server.broker.declared.operations import (
 )
 from amqp_server.config import INTERNAL_BACKEND
 from amqp_server.connection.login.password_checks import PasswordChecks
-from amqp_server.management.changes.proposals import propose, require_parameters
+from amqp_server.management.changes.proposals import propose, require_version
 from amqp_server.management.request.answer import (
     NO_CONTENT,
     Answer,
@@ -35,6 +35,7 @@ from amqp_server.management.request.answer import (
 )
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
+from quorum_queue.machine import versions
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -271,13 +272,13 @@ async def set_topic_permission(
 ) -> bool:
     """Return True if the user had none there. Raises InvalidPermission."""
     permission = broker.access.permissions.prepare_topic(user, vhost, exchange, write, read)
-    require_parameters(broker)
+    require_version(broker, versions.PARAMETERS)
     return (await propose(broker, SetTopicPermission(permission))).changed
 
 
 async def delete_topic_permissions(call: Call) -> Answer:
     """Delete the topic permissions of a user in a vhost, or only those for one exchange there."""
     vhost, name = call.vhost(), _user(call).name
-    require_parameters(call.broker)
+    require_version(call.broker, versions.PARAMETERS)
     await propose(call.broker, ClearTopicPermission(name, vhost, call.path.get("exchange", "")))
     return NO_CONTENT

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRefused
 from amqp_server.broker.declared.vhosts import VhostRecord, VhostRefused
-from amqp_server.management.changes.proposals import clear_parameter, propose, set_parameter
+from amqp_server.management.changes.proposals import clear_parameter, propose, require_version, set_parameter
 from amqp_server.management.request.answer import (
     NO_CONTENT,
     Answer,
@@ -27,6 +27,7 @@ from amqp_server.management.request.other_nodes import ask_others
 from amqp_server.management.resources.explained import catch_up
 from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.stats import merged
+from quorum_queue.machine.versions import PROTECTION
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -110,6 +111,8 @@ async def put_vhost(call: Call) -> Answer:
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags or []
     told = tuple(tag.strip() for tag in tags if tag.strip())
     name = call.path["vhost"]
+    if asked.protected_from_deletion:
+        require_version(call.broker, PROTECTION)
     with refusing(VhostRefused, ParameterRefused):
         new = await create_vhost(
             call.broker,
@@ -178,6 +181,7 @@ async def lift_protection(call: Call) -> Answer:
 async def _protect(call: Call, *, protected: bool) -> Answer:
     await catch_up(call.broker)
     record = known(call.broker.vhost_records.get(call.path["vhost"]))
+    require_version(call.broker, PROTECTION)
     await propose(call.broker, PutVhost(replace(record, protected_from_deletion=protected)))
     return NO_CONTENT
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.definitions import definitions
 from amqp_server.management.messages import by_hand, moving, peeking, status
-from amqp_server.management.operating import alarms
+from amqp_server.management.operating import alarms, pausing
 from amqp_server.management.operating import node as operating
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Table
@@ -211,6 +211,10 @@ ENDPOINTS = (
     _put("/api/queues/{vhost}/{name}", MANAGEMENT, queues.put_queue),
     _delete("/api/queues/{vhost}/{name}", MANAGEMENT, queues.delete_queue),
     _delete("/api/queues/{vhost}/{name}/contents", MANAGEMENT, queues.purge_queue),
+    _put("/api/queues/{vhost}/{name}/pause", MANAGEMENT, pausing.pause),
+    _put("/api/queues/{vhost}/{name}/resume", MANAGEMENT, pausing.resume),
+    _post("/api/queues/{vhost}/{name}/deletion/protection", ADMINISTRATOR, pausing.protect),
+    _delete("/api/queues/{vhost}/{name}/deletion/protection", ADMINISTRATOR, pausing.lift_protection),
     _post("/api/queues/{vhost}/{name}/actions", MANAGEMENT, queues.act),
     _get("/api/queues/{vhost}/{name}/explain", MANAGEMENT, queues.explain),
     _get("/api/queues/{vhost}/{name}/peek", MANAGEMENT, peeking.peek, everywhere=True),

@@ -236,6 +236,8 @@ class Measures:
         yield _one(
             "mqd_failed_queues", "gauge", "Queues that failed on this node and are stopped here", failed
         )
+        paused = self._broker.counts.paused_queues
+        yield _one("mqd_paused_queues", "gauge", "Queues that operators have paused, on any node", paused)
 
     def _memory(self) -> Iterator[OwnMetric]:
         memory = self._broker.services.memory

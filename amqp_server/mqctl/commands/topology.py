@@ -45,7 +45,7 @@ def declare_queue(
     invocation.client.put("queues", vhost, name, body=body)
 
 
-@mqctl.command("delete_queue", help="Deletes a queue.")
+@mqctl.command("delete_queue", help="Deletes a queue. Refused if it is protected from deletion.")
 @in_vhost
 @click.argument("name")
 @click.option("-u", "--if-unused", is_flag=True, help="Delete it only if it has no consumers.")
@@ -64,6 +64,60 @@ def delete_queue(invocation: Invocation, vhost: str, name: str, if_unused: bool,
 @pass_invocation
 def purge_queue(invocation: Invocation, vhost: str, name: str) -> None:
     invocation.client.delete("queues", vhost, name, "contents")
+
+
+@mqctl.command(
+    "enable_queue_protection_from_deletion",
+    help="Protects a queue from deletion, until `mqctl disable_queue_protection_from_deletion`.",
+)
+@in_vhost
+@click.argument("name")
+@pass_invocation
+def enable_queue_protection_from_deletion(invocation: Invocation, vhost: str, name: str) -> None:
+    invocation.client.post("queues", vhost, name, "deletion", "protection", body={})
+
+
+@mqctl.command(
+    "disable_queue_protection_from_deletion",
+    help="Lifts the protection of a queue, so that it can be deleted again.",
+)
+@in_vhost
+@click.argument("name")
+@pass_invocation
+def disable_queue_protection_from_deletion(invocation: Invocation, vhost: str, name: str) -> None:
+    invocation.client.delete("queues", vhost, name, "deletion", "protection")
+
+
+_deliveries = click.option("--deliveries", is_flag=True, help="Only deliveries to consumers.")
+_publishes = click.option("--publishes", is_flag=True, help="Only publishes of clients.")
+
+
+@mqctl.command(
+    "pause_queue",
+    help="Pauses deliveries and publishes of a queue, or one of them, until `mqctl resume_queue`.",
+)
+@in_vhost
+@click.argument("name")
+@_deliveries
+@_publishes
+@pass_invocation
+def pause_queue(invocation: Invocation, vhost: str, name: str, deliveries: bool, publishes: bool) -> None:
+    invocation.client.put("queues", vhost, name, "pause", body=_paused(deliveries, publishes))
+
+
+@mqctl.command("resume_queue", help="Resumes deliveries and publishes of a paused queue, or one of them.")
+@in_vhost
+@click.argument("name")
+@_deliveries
+@_publishes
+@pass_invocation
+def resume_queue(invocation: Invocation, vhost: str, name: str, deliveries: bool, publishes: bool) -> None:
+    invocation.client.put("queues", vhost, name, "resume", body=_paused(deliveries, publishes))
+
+
+def _paused(deliveries: bool, publishes: bool) -> dict[str, bool]:
+    named = {"deliveries": deliveries, "publishes": publishes}
+    return named if any(named.values()) else {}
 
 
 @mqctl.command(

@@ -30,7 +30,7 @@ from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, Peeked
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import replicated, versions
-from quorum_queue.machine.attributes import LEADER
+from quorum_queue.machine.attributes import LEADER, PROMISED
 from quorum_queue.machine.bodies import Bodies
 from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
@@ -195,6 +195,8 @@ class GroupHost(DeferredHost):
         if self.pending and self.replica.machine.version < version:
             # A new queue behaves as the present version does from its first message on.
             self.pending.insert(0, ("version", version))
+        paused = self.settings.publishes_paused or self._configured.publishes_paused
+        promises = version >= versions.PAUSES and not paused
         for commands in cut(self._outgoing(), self.replicas.options.batch_bytes):
             number, early = group.next_number, False
             for command in commands:
@@ -206,8 +208,10 @@ class GroupHost(DeferredHost):
                 elif verb in ENQUEUES and command[2] is not None:
                     publish = self._publishes[command[2]]
                     publish.batch = number
-                    early = early or publish.level == LEADER
-            batch = b"".join(replicated.encode_batch(node, incarnation, number, commands))
+                    if promises and publish.level == LEADER:
+                        publish.level = PROMISED
+                    early = early or publish.level == self._early_level
+            batch = b"".join(replicated.encode_batch(node, incarnation, number, commands, promises=promises))
             group.submit(batch, self._synced if early else None)
         self._sent(group.next_number - 1, applied=not group.flights)
 
@@ -319,16 +323,22 @@ class GroupHost(DeferredHost):
 
     # -- levels of confirmation ------------------------------------------------------------------------------
 
+    @property
+    def _early_level(self) -> int:
+        """The level of publishes that the leader may confirm: those that the log takes in any case."""
+        return PROMISED if self.replicas.version() >= versions.PAUSES else LEADER
+
     def _synced(self, number: int) -> None:
         """The leader has this node's batches up to this one on its disk."""
         if self._may_refuse:
             # Only the log decides whether the queue has room for them.
             return
         synced: list[int] = []
+        early_level = self._early_level
         for token, publish in self._publishes.items():
             if not 0 < publish.batch <= number:
                 break
-            if publish.level == LEADER:
+            if publish.level == early_level:
                 synced.append(token)
         for token in synced:
             publish = self._publishes[token]
@@ -473,7 +483,10 @@ class GroupHost(DeferredHost):
 
         Raises Unreadable.
         """
+        before = self.replica.machine
         self.replica, self.read = self._restored(state), None
+        paused = before.pauses != self.replica.machine.pauses
+        refused = before.settings.may_refuse or self._may_refuse or paused
         self._keep_time()
         self.replicas.bodies.drop_group(self.queue_id)
         self.deliveries_waiting.clear()
@@ -482,7 +495,7 @@ class GroupHost(DeferredHost):
         self._catch_up_consumers(asked)
         for token, publish in list(self._publishes.items()):
             if publish.batch <= last_own:
-                self._confirmed(token, publish.first, publish.last, refused=self._may_refuse)
+                self._confirmed(token, publish.first, publish.last, refused=refused)
         for verb, key in asked:
             if verb == "purge":
                 self._purged(key, 0)
@@ -562,10 +575,8 @@ class GroupHost(DeferredHost):
 
     @property
     def _may_refuse(self) -> bool:
-        """True if the queue may have been full, and so may have refused messages."""
-        settings = self.settings
-        limited = settings.max_length is not None or settings.max_length_bytes is not None
-        return limited and settings.overflow != "drop-head"
+        """True if the queue may have refused messages, because it was full or paused."""
+        return self.settings.may_refuse or self._configured.publishes_paused
 
     def leader_changed(self) -> None:
         if not self.group.is_leader:

@@ -41,6 +41,8 @@ RESTARTED: Final = 8
 #: A full queue has refused the message: its publisher got a nack.
 REFUSED_LENGTH: Final = 9
 REFUSED_BYTES: Final = 10
+#: The same, because publishes to the queue are paused.
+REFUSED_PAUSED: Final = 11
 REASONS: Final = (
     "",
     "rejected",
@@ -53,6 +55,7 @@ REASONS: Final = (
     "lost when the node restarted",
     "refused: max-length",
     "refused: max-length-bytes",
+    "refused: paused",
 )
 #: Reasons by those of dead letters. A limit of length is told by its own reason.
 OF_DEATH: Final = {

@@ -131,6 +131,8 @@ class Head(msgspec.Struct, array_like=True):
     sealed: bool
     #: From versions.MESSAGE_GROUPS on; see quorum_queue.machine.order.message_groups.
     scanned: int = 0
+    #: From versions.PAUSES on: how often publishes were paused.
+    pauses: int = 0
 
 
 __all__ = [

@@ -106,6 +106,7 @@ class View:
         "_moment",
         "_own",
         "_parts",
+        "_pauses",
         "_pended",
         "_producers",
         "_record",
@@ -124,6 +125,7 @@ class View:
         self._letters = machine.letters.state()
         self._sealed = machine.sealed
         self._scanned = 0 if machine.grouped is None else machine.grouped.scanned
+        self._pauses = machine.pauses
         #: There are few, for a moment: they are encoded at once.
         self._pended = [_encode(_stored_part(part)) for part in machine.parts.all()]
         self._runs: list[Run] = list(machine.ready.runs())
@@ -186,7 +188,9 @@ class View:
 
     def _encode(self) -> Iterator[None]:
         self._parts.append(bytes((MARK,)))
-        self._put(HEAD, Head(*self._head, self._letters, *self._own, self._sealed, self._scanned))
+        self._put(
+            HEAD, Head(*self._head, self._letters, *self._own, self._sealed, self._scanned, self._pauses)
+        )
         for at in range(0, len(self._blocks), PART_BLOCKS):
             self._put(BLOCKS, [_stored_block(block) for block in self._blocks[at : at + PART_BLOCKS]])
             yield
@@ -401,7 +405,7 @@ class Reading:
         machine = Machine(head.settings, head.next_seq, version=head.version)
         machine.last_used_ms = head.last_used_ms
         machine.letters.restore(head.letters)
-        machine.sealed = head.sealed
+        machine.sealed, machine.pauses = head.sealed, head.pauses
         if machine.grouped is not None:
             machine.grouped.scanned = head.scanned
         self._begin(machine)
@@ -492,6 +496,8 @@ def digest(machine: Machine) -> bytes:
         digest.update(repr(machine.grouped.scanned).encode())
     if machine.sealed:
         digest.update(b"sealed")
+    if machine.pauses:
+        digest.update(b"paused %d" % machine.pauses)
     return digest.digest()
 
 

@@ -45,6 +45,8 @@ ALL: list[Operation] = [
     operations.SetTopicPermission(TopicPermission("ann", "/", "x", "^a", ".*")),
     operations.ClearTopicPermission("ann", "/", "x"),
     operations.ReplaceHash("ann", "old", "new"),
+    operations.PauseQueue("/", "q", 12, None, True),
+    operations.ProtectQueue("/", "q", 12, True),
     operations.DeclareSuperStream(
         ExchangeRecord("/", "s", "x-super-stream", False, False, b"\0\0\0\0"),
         1,
@@ -85,5 +87,5 @@ def test_a_tag_that_was_given_stays() -> None:
         "PutVhost": 1, "DeleteVhost": 2, "DeclareExchange": 3, "DeleteExchange": 4, "Bind": 5, "Unbind": 6, "DeclareQueue": 7,
         "DeleteQueue": 8, "SetMembers": 9, "PutUser": 10, "DeleteUser": 11, "SetPermission": 12, "ClearPermission": 13,
         "NodeDown": 14, "DeclareSuperStream": 15, "PutParameter": 16, "ClearParameter": 17, "SetTopicPermission": 18,
-        "ClearTopicPermission": 19, "ReplaceHash": 20,
+        "ClearTopicPermission": 19, "ReplaceHash": 20, "PauseQueue": 21, "ProtectQueue": 22,
     }  # fmt: skip

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from amqp_server.broker.declared import settings as declared
 from amqp_server.broker.declared.settings import effective_settings
-from amqp_server.broker.topology import queue as declared
 from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine.settings import Settings
 

@@ -4,6 +4,7 @@ new version.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -12,6 +13,7 @@ from pamqp import commands
 
 from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.records import QueueRecord, encoded
+from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.topology.topology_snapshot import LATER_FIELDS
 from amqp_server.cluster.topology_group import GROUP, Catalog, Change, RaiseVersion
 from amqp_server.cluster.wiring import FEATURES
@@ -27,6 +29,8 @@ pytestmark = pytest.mark.usefixtures("hand")
 OLD: tuple[str, ...] = ()
 #: Fields of a queue's row that mqd 0.1 knows.
 OLD_FIELDS = 13
+#: The same of a virtual host.
+OLD_VHOST_FIELDS = 4
 
 
 def old_scene() -> Scene:
@@ -121,6 +125,52 @@ def test_rows_of_the_topology_are_as_the_version_before_reads_them() -> None:
         assert any(
             isinstance(part, list) and len(part) == 2 and len(part[1]) == OLD_FIELDS + 1 for part in other
         )
+
+
+def test_rows_of_virtual_hosts_are_as_the_version_before_reads_them() -> None:
+    assert len(VhostRecord.__struct_fields__) - len(LATER_FIELDS[VhostRecord]) == OLD_VHOST_FIELDS
+    scene = Scene()
+    node = scene.nodes["a"]
+    for protected in (False, True):
+        scene.propose("a", operations.PutVhost(VhostRecord("/", "text", protected_from_deletion=protected)))
+        _, vhosts, *_ = msgspec.msgpack.decode(node.topology.snapshot()[1:])
+        assert [len(row) for row in vhosts] == [OLD_VHOST_FIELDS + protected]
+
+
+def test_what_is_paused_and_protected_comes_with_a_snapshot_of_the_topology() -> None:
+    scene = Scene()
+    client = scene.client("a")
+    queue_id = scene.declare(client, "quorum/q")
+    scene.settle()
+    node = scene.nodes["c"]
+    scene.crash(node)
+    for each in scene.running:
+        # No log entries are kept for members that lag.
+        replicas = each.cluster.replicas
+        replicas.options = replace(replicas.options, log_bytes_max=1)
+    scene.propose("a", operations.PauseQueue("/", "quorum/q", queue_id, True, True))
+    scene.propose("a", operations.PauseQueue("/", "quorum/q", queue_id, publishes=False))
+    scene.propose("a", operations.ProtectQueue("/", "quorum/q", queue_id, True))
+    for _ in range(10):
+        scene.declare(client, "classic")
+        client.delete("classic")
+        scene.wait_for(client)
+    scene.ticks(20)
+    scene.start(node)
+    scene.connect_all()
+    restored = node.restored
+    scene.wait(lambda: node.restored > restored)
+    record = node.broker.vhost("/").queues["quorum/q"].record
+    assert (record.deliveries_paused, record.publishes_paused) == (True, False)
+    assert record.protected_from_deletion and node.broker.counts.paused_queues == 1
+    scene.settle()
+    for each in scene.nodes.values():
+        assert each.cluster.hosts.grouped[queue_id].settings.deliveries_paused
+    scene.propose("b", operations.PauseQueue("/", "quorum/q", queue_id, False))
+    scene.settle()
+    for each in scene.nodes.values():
+        assert not each.cluster.hosts.grouped[queue_id].settings.deliveries_paused
+    scene.finish()
 
 
 def test_a_version_that_this_mqd_does_not_know_ends_the_process() -> None:

@@ -225,7 +225,7 @@ def test_dead_letters_with_a_long_way(sliced: SlicedNode) -> None:
 
 def test_dead_letters_with_a_long_history(sliced: SlicedNode, monkeypatch: pytest.MonkeyPatch) -> None:
     # The client's deaths are taken for the broker's, which alone count.
-    monkeypatch.setattr(dead_letter, "CHANNEL", 1)
+    monkeypatch.setattr(dead_letter, "LETTER_CHANNEL", 1)
     peer = opened(sliced)
     arguments: Any = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "last", "x-max-length": 0}
     called(

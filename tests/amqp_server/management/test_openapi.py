@@ -34,6 +34,7 @@ WITHOUT_BODY = {
     "post /api/rebalance/queues",
     "post /api/vhosts/{vhost}/start/{node}",
     "post /api/vhosts/{vhost}/deletion/protection",
+    "post /api/queues/{vhost}/{name}/deletion/protection",
     "post /api/failed-queues/{vhost}/{name}/retry",
     "post /api/cluster/nodes/{node}/grow",
     "post /api/cluster/nodes/{node}/shrink",

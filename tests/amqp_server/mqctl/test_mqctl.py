@@ -209,6 +209,19 @@ def test_topology_and_messages(mqctl: Mqctl) -> None:
     assert ok(mqctl("get", "t q/1")).out == ""
 
     ok(mqctl("publish", "", "t q/1", "x"))
+    shown = ("list_queues", "state", "deliveries_paused", "publishes_paused", "protected_from_deletion")
+    ok(mqctl("pause_queue", "t q/1", "--deliveries"))
+    ok(mqctl("enable_queue_protection_from_deletion", "t q/1"))
+    assert ok(mqctl("-q", *shown)).rows == [["paused", "true", "false", "true"]]
+    assert ok(mqctl("get", "t q/1")).out == ""
+    refused = mqctl("delete_queue", "t q/1")
+    assert refused.code and "Cannot delete protected queue 't q/1' in vhost '/'" in refused.err
+    ok(mqctl("pause_queue", "t q/1"))
+    ok(mqctl("resume_queue", "t q/1", "--deliveries"))
+    ok(mqctl("disable_queue_protection_from_deletion", "t q/1"))
+    assert ok(mqctl("-q", *shown)).rows == [["paused", "false", "true", "false"]]
+    ok(mqctl("resume_queue", "t q/1"))
+    assert ok(mqctl("-q", *shown)).rows == [["running", "false", "false", "false"]]
     assert mqctl("delete_queue", "--if-empty", "t q/1").code == 65
     ok(mqctl("purge_queue", "t q/1"))
     ok(mqctl("delete_binding", "tx", "tf", "b", "--to", "exchange", "-a", "k=[1]"))
@@ -600,6 +613,9 @@ def test_what_is_not_there_is_named(mqctl: Mqctl) -> None:
         ("purge_queue", "nope"): "no queue 'nope' in vhost '/'",
         ("purge_queue", "nope", "-p", "away"): "Virtual host 'away' does not exist",
         ("delete_queue", "nope"): "no queue 'nope' in vhost '/'",
+        ("pause_queue", "nope"): "no queue 'nope' in vhost '/'",
+        ("resume_queue", "nope", "-p", "away"): "Virtual host 'away' does not exist",
+        ("enable_queue_protection_from_deletion", "nope"): "no queue 'nope' in vhost '/'",
         ("get", "nope"): "no queue 'nope' in vhost '/'",
         ("declare_queue", "q", "-p", "away"): "Virtual host 'away' does not exist",
         ("delete_exchange", "nope"): "no exchange 'nope' in vhost '/'",

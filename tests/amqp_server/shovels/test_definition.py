@@ -54,6 +54,14 @@ def test_old_and_new_names_and_what_is_null() -> None:
         ({"prefetch-count": "a"}, 'prefetch-count should be a number, actually was <<"a">>'),
         ({"prefetch-count": True}, "prefetch-count should be a number, actually was true"),
         (
+            {"src-delete-after-duration": 0},
+            "src-delete-after-duration should be a positive integer (seconds), actually was 0",
+        ),
+        (
+            {"src-delete-after-duration": True},
+            "src-delete-after-duration should be a positive integer (seconds), actually was true",
+        ),
+        (
             {"src-delete-after": -1},
             'src-delete-after should be a number greater than or equal to 0, "never" or "queue-length", actually was -1',
         ),

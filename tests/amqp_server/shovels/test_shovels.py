@@ -214,6 +214,35 @@ def test_a_shovel_ends_after_its_messages(
     assert bodies(channel, "a") == [b"%d" % number for number in range(moved, 10)]
 
 
+@pytest.mark.parametrize("target", ["b", "nowhere"])
+def test_a_shovel_ends_when_its_time_is_over(vhost: Vhost, channel: BlockingChannel, target: str) -> None:
+    """Whether it has ever run, or only failed."""
+    publish(channel, [b"m"])
+    shovel(vhost, dest_queue=target, dest_predeclared=True, src_delete_after_duration=1)
+    eventually(lambda: there(vhost) == [])
+    assert count(channel, "b" if target == "b" else "a") == 1
+
+
+def test_a_new_definition_has_its_own_time(vhost: Vhost, channel: BlockingChannel) -> None:
+    shovel(vhost, src_delete_after_duration=1)
+    shovel(vhost, src_delete_after_duration=3_600)
+    shovel(vhost, name="t", src_delete_after_duration=1)
+    eventually(lambda: len(there(vhost)) == 1)
+    assert status(vhost)["state"] in ("starting", "running")
+
+
+def test_a_paused_queue_gets_its_messages_later(vhost: Vhost, channel: BlockingChannel) -> None:
+    place = f"/api/queues/{quote(vhost.name, safe='')}/b"
+    vhost.broker.api("PUT", f"{place}/pause", {"publishes": True})
+    shovel(vhost)
+    publish(channel, [b"%d" % number for number in range(5)])
+    eventually(lambda: status(vhost)["state"] == "running")
+    assert count(channel, "b") == 0
+    vhost.broker.api("PUT", f"{place}/resume")
+    eventually(lambda: count(channel, "b") == 5)
+    assert count(channel, "a") == 0
+
+
 def test_a_name_can_be_used_again(vhost: Vhost, channel: BlockingChannel) -> None:
     for number in range(5):
         channel.basic_publish("", "a", b"%d" % number)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.queue_types import QUORUM
 from amqp_server.broker.declared.records import QueueRecord
+from amqp_server.broker.declared.settings import effective_settings
 from amqp_server.cluster.hosts import ClusterHosts
 from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine.effects import Reason
@@ -163,6 +164,7 @@ class WatchedHosts(ClusterHosts):
             queue.settings,
             self._services,
             self._groups.replicas,
+            declared=effective_settings(queue.declared.parsed),
         )
         self._groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host

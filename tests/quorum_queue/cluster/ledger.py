@@ -11,11 +11,11 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from quorum_queue.machine import versions
-from quorum_queue.machine.attributes import rank_of
+from quorum_queue.machine.attributes import PROMISED, rank_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry
-from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.machine import ENQUEUES, Command, Machine, Meta
 from quorum_queue.machine.record.states import STATES, Found
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import EMPTY, UNUSED
@@ -122,6 +122,10 @@ class Ledger:
         self.deleted = False
         #: All disks have lost an entry of these books, so the books can't judge anything any more.
         self.closed = False
+        #: By the log: deliveries and publishes are paused.
+        self.paused = (False, False)
+        #: True if the leader may have confirmed the messages of the present command early.
+        self.promised = False
         self.count: dict[str, int] = {}
 
     def fail(self, text: str) -> Violation:
@@ -279,6 +283,10 @@ class Ledger:
             len(effects.dead_letters),
             len(effects.delayed),
         ]
+        refused = len(effects.refused)
+        self.promised = (
+            command is not None and command[0] in ENQUEUES and command[1].attributes.confirm_level == PROMISED
+        )
         verb = "" if command is None else command[0]
         released = self._let_go(command) if command is not None else []
         was_sealed = self.machine.sealed
@@ -309,6 +317,12 @@ class Ledger:
             for run in effects.settled[starts[2] :]:
                 given.update(dict.fromkeys(run.seqs))
         new: list[int] = []
+        if command is not None and verb == "configure":
+            self.paused = command[1].deliveries_paused, command[1].publishes_paused
+        elif self.paused[0] and len(effects.deliveries) > starts[1]:
+            raise self.fail(f"{verb or 'the end of an entry'} hands out messages while deliveries are paused")
+        if len(effects.refused) > refused and self.paused[1]:
+            self.note("refused by a paused queue")
         for consumer, run, first_id in effects.deliveries[starts[1] :]:
             self._hand(consumer, run, first_id, new, given)
             if consumer.no_ack:
@@ -386,6 +400,10 @@ class Ledger:
     def _accept(self, first_seq: int, bodies: Iterable[bytes], command: Command | None) -> None:
         assert command is not None
         run: Run = command[1]
+        if self.paused[1] and self.promised:
+            self.note("taken by a paused queue")
+        elif self.paused[1] and run.head != DEAD and command[0] != "pend":
+            raise self.fail(f"{command[0]} brings messages while publishes are paused")
         waiting = {seq: due_ms for due_ms, late in self.machine.delayed.items() for seq in late.seqs}
         for seq, body in enumerate(bodies, first_seq):
             self.bodies[seq] = body

@@ -10,6 +10,7 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Run
+from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
 from tests.quorum_queue.cluster.clients import Client, Holder, Publisher, message_id_of
 from tests.quorum_queue.cluster.cluster import Cluster
@@ -58,6 +59,13 @@ class Scene(Cluster):
         host = self.nodes[node].queues[queue or self.name].host
         assert isinstance(host, GroupHost)
         return host
+
+    def configure(self, settings: Settings, *nodes: str) -> None:
+        """These nodes hear that the queue is to have other settings."""
+        for name in nodes:
+            node = self.nodes[name]
+            node.turn.run(self.host(name).configure, settings)
+            node.end_turn()
 
     # -- clients ---------------------------------------------------------------------------------------------
 

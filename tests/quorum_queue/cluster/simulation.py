@@ -12,6 +12,7 @@ defects.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from random import Random
 
 from quorum_queue.cluster.snapshots import compaction
@@ -20,6 +21,7 @@ from quorum_queue.machine.attributes import ALL, LEADER, MAJORITY
 from quorum_queue.machine.seal import EMPTY, UNUSED
 from tests import seeds
 from tests.quorum_queue.cluster.at_rest import check_at_rest, check_empty, drain
+from tests.quorum_queue.cluster.broker import Declared
 from tests.quorum_queue.cluster.cluster import QUEUES, Cluster
 from tests.quorum_queue.cluster.node import TICK_MS, SimulatedNode
 from tests.turns import Violation
@@ -49,6 +51,9 @@ class Simulation(Cluster):
         #: Chance for what came to the simulation later, so that its seeds still do the same otherwise.
         self.later = Random(f"later {seed}")
         self.looks = Random(f"looks {seed}")
+        self.pauses = Random(f"pauses {seed}")
+        #: Nodes whose topology does not know yet that a queue was paused or resumed.
+        self.unheard: list[tuple[SimulatedNode, Declared]] = []
         self.levels = Random(f"levels {seed}").choice(((MAJORITY,), (MAJORITY, LEADER, ALL), (LEADER, ALL)))
         #: The node whose disk has damage, until all of it is mended: more than one at a time is more than
         #: Raft bears.
@@ -69,6 +74,10 @@ class Simulation(Cluster):
             self.carry_out_deletions()
         if self.later.random() < 0.02:
             self.decide()
+        if self.pauses.random() < 0.01 and self.network.version >= versions.PAUSES:
+            self.pause_queue(self.pauses.random() < 0.5, self.pauses.random() < 0.5)
+        while self.unheard and self.pauses.random() < 0.3:
+            self.hear_of_pause()
         action = random.random()
         name = random.choice(self.names)
         node = self.nodes[name]
@@ -141,6 +150,34 @@ class Simulation(Cluster):
             self.log(f"{client.node.name}: {client.count(queue)}")
         if later.random() < 0.7:
             client.node.end_turn()
+
+    def pause_queue(self, deliveries: bool, publishes: bool, declared: Declared | None = None) -> None:
+        """An operator pauses or resumes a queue; the nodes learn of it one by one."""
+        declared = declared or self.pauses.choice(self.declared)
+        self.log(f"queue {declared.name}: {deliveries=} {publishes=} are paused")
+        # Dead letters that wait for it would keep the cluster from its rest.
+        publishes = publishes and declared.name != "dead"
+        ledger = declared.ledger
+        ledger.settings = replace(ledger.settings, deliveries_paused=deliveries, publishes_paused=publishes)
+        nodes = self.running
+        self.pauses.shuffle(nodes)
+        self.unheard += [(node, declared) for node in nodes]
+        self.note("queues are paused")
+
+    def hear_of_pause(self) -> None:
+        node, declared = self.unheard.pop(0)
+        host = node.hosts.grouped.get(declared.queue_id) or node.hosts.remote.get(declared.queue_id)
+        if node.alive and host is not None:
+            # A node that has started since knows it.
+            node.turn.run(host.configure, declared.ledger.settings)
+            node.end_turn()
+
+    def resume_queues(self) -> None:
+        for declared in self.declared:
+            self.pause_queue(False, False, declared)
+        while self.unheard:
+            self.hear_of_pause()
+        self.settle()
 
     def make_trouble(self, which: float, node: SimulatedNode) -> None:
         random, network = self.random, self.network
@@ -350,6 +387,7 @@ class Simulation(Cluster):
         check_at_rest(self)
         self.look_for_messages()
         self.check_time()
+        self.resume_queues()
         drain(self)
         check_empty(self)
 

@@ -4,6 +4,8 @@ all members in reach have them.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from quorum_queue.cluster import frames
@@ -165,6 +167,24 @@ def test_a_full_queue_decides_when_it_is_committed() -> None:
     scene.work_off()
     assert waiting(publisher) == [0]
     assert len(publisher.refusals) == 3
+    scene.finish()
+
+
+def test_a_paused_queue_takes_what_its_leader_has_confirmed() -> None:
+    """Its node did not know yet that the queue is paused; later messages are refused."""
+    scene = Scene()
+    scene.raise_version()
+    publisher = scene.publisher("b")
+    scene.configure(replace(scene.host("a").settings, publishes_paused=True), "a")
+    scene.publish("b", publisher, 2, level=LEADER)
+    scene.work_off()
+    assert waiting(publisher) == [0] and not publisher.refusals
+    scene.configure(scene.host("a").settings, "b", "c")
+    scene.publish("b", publisher, level=LEADER)
+    scene.work_off()
+    assert len(publisher.refusals) == 1
+    assert list(scene.ledger.accepted) == publisher.bodies[1:3]
+    assert scene.ledger.count["taken by a paused queue"] == 1
     scene.finish()
 
 

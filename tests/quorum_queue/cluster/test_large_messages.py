@@ -37,7 +37,9 @@ def padding(publisher: Any, size: int) -> int:
 
 
 @pytest.mark.parametrize("home", ["a", "b", "d"])
-@pytest.mark.parametrize(("version", "limit"), [(versions.NEWEST, LIMIT), (versions.NEWEST - 1, EARLIER)])
+@pytest.mark.parametrize(
+    ("version", "limit"), [(versions.NEWEST, LIMIT), (versions.LARGE_ENTRIES - 1, EARLIER)]
+)
 @pytest.mark.parametrize("more", [-1, 0, 1])
 def test_around_the_limit(home: str, version: int, limit: int, more: int) -> None:
     """From the leader, a follower, and a node that is no member."""

@@ -26,6 +26,7 @@ from quorum_queue.cluster.snapshots import transfer
 from quorum_queue.cluster.snapshots.lost_entries import LostEntries
 from quorum_queue.cluster.snapshots.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
+from quorum_queue.machine import machine
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.order.message_groups import GroupedReady
@@ -33,7 +34,7 @@ from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import ACKNOWLEDGED
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
-from quorum_queue.machine.snapshots import snapshot
+from quorum_queue.machine.snapshots import records, snapshot
 from quorum_queue.message_status import answers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
@@ -42,6 +43,7 @@ from tests.quorum_queue import test_clock, test_message_groups
 from tests.quorum_queue.cluster import (
     simulation,
     test_cold_bodies,
+    test_confirm_levels,
     test_dead_letters,
     test_dead_links,
     test_disks,
@@ -103,6 +105,15 @@ def holds_no_groups() -> Callable[..., None]:
         grouped, machine.grouped = machine.grouped, None
         hold(machine, consumer, first, run)
         machine.grouped = grouped
+
+    return mutant
+
+
+def forgets_pauses() -> Callable[..., Any]:
+    made = records.Head
+
+    def mutant(*fields: Any) -> Any:
+        return made(*fields[:-1])
 
     return mutant
 
@@ -266,6 +277,10 @@ MUTATIONS = [
              test_snapshots.test_a_consumer_gets_what_a_snapshot_says_that_it_holds),
     Mutation("what a snapshot stood in for was always taken", GroupHost, "_may_refuse", property(refuses_nothing),
              test_snapshots.test_a_publisher_is_not_told_that_a_full_queue_took_it),
+    Mutation("a snapshot forgets that the queue was paused", snapshot, "Head", forgets_pauses(),
+             test_snapshots.test_a_publisher_is_not_told_that_a_paused_queue_took_it),
+    Mutation("a paused queue refuses what its leader has confirmed", machine, "_may_be_refused", lambda run, origin: True,
+             test_confirm_levels.test_a_paused_queue_takes_what_its_leader_has_confirmed),
     Mutation("consumers of nodes that are down stay", GroupHost, "gone_members", nothing),
     Mutation("a node that comes again numbers its batches as before", Replicas, "own_in", lambda self, group: self.own,
              test_groups.test_batches_of_a_node_that_comes_again_are_taken),

@@ -298,6 +298,32 @@ def test_a_nack_may_mean_that_nobody_knows() -> None:
     scene.finish()
 
 
+def test_a_publisher_is_not_told_that_a_paused_queue_took_it() -> None:
+    """It was paused when the batch came, and neither before nor when its node hears of it again."""
+    scene = Scene("plain")
+    scene.raise_version()
+    filler, publisher = scene.publisher("a"), scene.publisher("c")
+    scene.publish("a", filler)
+    scene.work()
+    resumed = scene.host("a").settings
+    scene.publish("c", publisher, 2)
+    scene.configure(replace(resumed, publishes_paused=True), "a", "b")
+    scene.deliver("c", "a")
+    scene.isolate("c")
+    scene.work()
+    scene.configure(resumed, "a", "b")
+    for _ in range(30):
+        scene.publish("a", filler, size=200)
+        scene.work(1)
+    scene.heal()
+    scene.settle()
+    assert scene.nodes["c"].restored == 1
+    assert not publisher.waiting
+    assert len(publisher.refusals) == 2
+    assert not any(scene.ledger.accepted.get(body) for body in publisher.bodies[1:])
+    scene.finish()
+
+
 def test_a_nack_for_its_length_means_that_a_message_is_not_there() -> None:
     scene = Scene("full")
     publisher = scene.publisher("c")

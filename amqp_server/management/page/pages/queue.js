@@ -2,7 +2,7 @@
 
 import {get, post, put, remove} from "../api.js";
 import {Chart, lengths, rates} from "../chart.js";
-import {append, button, h, name} from "../dom.js";
+import {append, button, fill, h, name} from "../dom.js";
 import {ask, form} from "../dialog.js";
 import {Facts} from "../facts.js";
 import {bytes, count, rate, short, table, time} from "../format.js";
@@ -26,6 +26,8 @@ const FACTS = [
   ["Type", (row) => row.type],
   ["Features", features],
   ["State", (row) => row.state],
+  ["Paused", (row) => [row.deliveries_paused && "deliveries", row.publishes_paused && "publishes"].filter(Boolean).join(", ")],
+  ["Protected", (row) => (row.protected_from_deletion ? "from deletion" : undefined)],
   ["Node", (row) => row.node],
   ["Leader", (row) => row.leader],
   ["Members", (row) => row.members?.join(", ")],
@@ -115,7 +117,8 @@ export async function show(root, {parts: [vhost, queue], signal}) {
   });
 }
 
-function actions({vhost, name: queue, type, members}, again) {
+function actions(row, again) {
+  const {vhost, name: queue, type, members} = row;
   const isLog = type.startsWith("stream");
   const path = ["queues", vhost, queue];
 
@@ -132,6 +135,32 @@ function actions({vhost, name: queue, type, members}, again) {
     if (await attempt("The queue was deleted.", () => remove(path))) go(["queues"]);
   }
 
+  const pauses = h("span", {class: "buttons"});
+  offer(row);
+
+  function offer({deliveries_paused: deliveries, publishes_paused: publishes, protected_from_deletion: kept}) {
+    fill(pauses, [
+      !isLog && button(deliveries ? "Resume deliveries" : "Pause deliveries", () => pause({deliveries: true}, deliveries)),
+      !isLog && button(publishes ? "Resume publishes" : "Pause publishes", () => pause({publishes: true}, publishes)),
+      may("administrator") && button(kept ? "Lift protection" : "Protect", () => protect(kept)),
+    ]);
+  }
+
+  async function pause(what, paused) {
+    const [verb, text] = paused ? ["resume", "It goes on."] : ["pause", "It is paused."];
+    await attempt(text, () => put([...path, verb], what));
+    offer(await get(path));
+    again();
+  }
+
+  async function protect(kept) {
+    const place = [...path, "deletion", "protection"];
+    const text = kept ? "It can be deleted again." : "It is protected from deletion.";
+    await attempt(text, () => (kept ? remove(place) : post(place, {})));
+    offer(await get(path));
+    again();
+  }
+
   function lead() {
     const fields = [{name: "node", label: "Node", required: true}];
     form("Have another node lead it", fields, "Transfer", async ({node}) => {
@@ -146,6 +175,7 @@ function actions({vhost, name: queue, type, members}, again) {
     !isLog && button("Move", () => moveForm(vhost, queue, again)),
     !isLog && button("Redrive", () => redrive(vhost, queue, again)),
     may("administrator") && members?.length > 1 && button("Leader", lead),
+    pauses,
     !isLog && button("Purge", purge, "danger"),
     button("Delete", del, "danger"),
   ];

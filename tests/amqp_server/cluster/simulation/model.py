@@ -130,6 +130,24 @@ class Model:
                     found, members=members, leader=leader, founders=founders
                 )
                 return True
+            case operations.PauseQueue(vhost, name, queue_id, deliveries, publishes):
+                found = self.queues.get((vhost, name))
+                if found is None or found.queue_id != queue_id:
+                    return False
+                deliveries = found.deliveries_paused if deliveries is None else deliveries
+                publishes = found.publishes_paused if publishes is None else publishes
+                self.queues[vhost, name] = msgspec.structs.replace(
+                    found,
+                    deliveries_paused=deliveries,
+                    publishes_paused=publishes,
+                )
+                return self.queues[vhost, name] != found
+            case operations.ProtectQueue(vhost, name, queue_id, protected):
+                found = self.queues.get((vhost, name))
+                if found is None or found.queue_id != queue_id:
+                    return False
+                self.queues[vhost, name] = msgspec.structs.replace(found, protected_from_deletion=protected)
+                return found.protected_from_deletion != protected
             case operations.NodeDown(node, incarnation):
                 return self._node_down(node, incarnation)
             case operations.PutParameter(record):

@@ -10,7 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.declared.operations import ClearParameter, Operation, PutParameter
+from amqp_server.broker.declared.operations import (
+    ClearParameter,
+    Operation,
+    PauseQueue,
+    ProtectQueue,
+    PutParameter,
+)
 from amqp_server.cluster.wiring import FEATURES
 from quorum_queue.cluster import frames
 from quorum_queue.machine import versions
@@ -41,7 +47,12 @@ NEEDED: dict[int, str] = {
 }
 
 #: The version that brought these operations of the topology.
-SINCE: dict[type, int] = {PutParameter: versions.PARAMETERS, ClearParameter: versions.PARAMETERS}
+SINCE: dict[type, int] = {
+    PutParameter: versions.PARAMETERS,
+    ClearParameter: versions.PARAMETERS,
+    PauseQueue: versions.PAUSES,
+    ProtectQueue: versions.PAUSES,
+}
 
 
 def features_of(version: int) -> tuple[str, ...]:

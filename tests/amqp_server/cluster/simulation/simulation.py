@@ -26,6 +26,8 @@ from amqp_server.broker.declared.operations import (
     DeleteUser,
     DeleteVhost,
     Operation,
+    PauseQueue,
+    ProtectQueue,
     PutParameter,
     PutUser,
     PutVhost,
@@ -74,6 +76,7 @@ class Simulation(Cluster):
         #: In some runs policies change; this generator chooses the changes.
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
+        self.pauses = Random(f"pauses {seed}")
         self.steps = steps
         #: In some runs, many queues fail.
         self.plants = Random(f"plants {seed}") if seed % 4 == 2 else None
@@ -139,6 +142,8 @@ class Simulation(Cluster):
             self.upgrade_in_time()
         if self.plants is not None and self.trouble and self.plants.random() < PLANTED:
             self.plant(self.nodes[self.plants.choice(self.names)], self.plants)
+        if self.pauses.random() < 0.006:
+            self.change_queue(self.nodes[self.pauses.choice(self.names)])
         random = self.random
         action = random.random()
         node = self.nodes[random.choice(self.names)]
@@ -224,6 +229,29 @@ class Simulation(Cluster):
             self.ask("grow", node, administration.grow(random.choice(self.names), VHOSTS))
         elif not self.wounded and not self.dead:
             self.ask("shrink", node, administration.shrink(random.choice(self.names)))
+
+    def change_queue(self, node: SimulatedNode) -> None:
+        """An operator pauses a queue, resumes it, or protects it from deletion."""
+        pauses = self.pauses
+        queues = list(node.broker.all_queues()) if node.alive and node.serving else []
+        if not queues or node.broker.replication.version < versions.PAUSES:
+            return
+        queue = pauses.choice(queues)
+        place = queue.vhost.name, queue.name, queue.queue_id
+        pause = PauseQueue(*place, *pauses.choices((True, False, None), k=2))
+        operation = ProtectQueue(*place, pauses.random() < 0.5) if pauses.random() < 0.2 else pause
+        self.log(f"{node.name}: {operation}")
+        node.turn.run(node.broker.propose, operation, lambda result: None)
+        node.end_turn()
+
+    def resume_queues(self) -> None:
+        node = self.serving[0]
+        for queue in list(node.broker.all_queues()):
+            if queue.record.deliveries_paused or queue.record.publishes_paused:
+                resumed = PauseQueue(queue.vhost.name, queue.name, queue.queue_id, False, False)
+                node.turn.run(node.broker.propose, resumed, lambda result: None)
+        node.end_turn()
+        self.settle()
 
     def change_policies(self, node: SimulatedNode) -> None:
         """Set or clear a policy that changes settings, but loses no message."""
@@ -458,6 +486,7 @@ class Simulation(Cluster):
             self.mend()
             self.settle()
             check_at_rest(self)
+            self.resume_queues()
             drain(self, VHOSTS)
             check_at_rest(self)
             for node in self.nodes.values():

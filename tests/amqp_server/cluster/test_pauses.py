@@ -1,0 +1,131 @@
+"""Paused queues on three nodes: whoever is asked, and whoever dies."""
+
+from __future__ import annotations
+
+import pika
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel
+
+from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, Ring, publish, take
+
+KINDS = pytest.mark.parametrize("kind", ["classic", "quorum"])
+
+
+def declare(ring: Ring, at: str, queue: str, kind: str, **arguments: object) -> None:
+    with ring.channel(at) as channel:
+        channel.queue_declare(queue, durable=True, arguments={"x-queue-type": kind, **arguments})
+
+
+def pause(ring: Ring, at: str, queue: str, *what: str) -> None:
+    ring.mqctl(at, "pause_queue", queue, *what)
+
+
+def resume(ring: Ring, at: str, queue: str, *what: str) -> None:
+    ring.mqctl(at, "resume_queue", queue, *what)
+
+
+def is_refused(channel: BlockingChannel, queue: str) -> bool:
+    try:
+        channel.basic_publish("", queue, b"refused", PERSISTENT, mandatory=True)
+    except pika.exceptions.NackError:
+        return True
+    return False
+
+
+@KINDS
+def test_it_holds_for_clients_of_all_nodes_as_soon_as_any_node_has_answered(ring: Ring, kind: str) -> None:
+    queue = f"any {kind}"
+    declare(ring, "n1", queue, kind)
+    channels = {name: ring.connect(name).channel() for name in NAMES}
+    for channel in channels.values():
+        channel.confirm_delivery()
+    try:
+        for asked in NAMES:
+            pause(ring, asked, queue)
+            for channel in channels.values():
+                assert is_refused(channel, queue)
+                assert channel.basic_get(queue)[0] is None
+            for name in NAMES:
+                row = ring.get(name, f"/api/queues/%2F/any%20{kind}")
+                assert row["state"] == "paused" and row["deliveries_paused"] and row["publishes_paused"]
+            resume(ring, asked, queue, "--publishes")
+            for channel in channels.values():
+                publish(channel, queue, asked.encode())
+                assert channel.basic_get(queue)[0] is None
+            resume(ring, asked, queue)
+            assert take(channels[asked], queue, 3) == [asked.encode()] * 3
+    finally:
+        for channel in channels.values():
+            channel.connection.close()
+
+
+def test_another_leader_keeps_it_paused(ring: Ring) -> None:
+    declare(ring, "n1", "led", "quorum")
+    leader = ring.leader("led")
+    other, third = (name for name in NAMES if name != leader)
+    with ring.channel(other) as channel:
+        got: list[bytes] = []
+        channel.basic_consume("led", lambda ch, method, properties, body: got.append(body), auto_ack=True)
+        pause(ring, other, "led", "--deliveries")
+        publish(channel, "led", b"before")
+        ring.nodes[leader].kill()
+        try:
+            publish(channel, "led", b"after")
+            pause(ring, third, "led", "--publishes")
+            assert is_refused(channel, "led")
+            channel.connection.process_data_events(0.3)
+            assert got == []
+        finally:
+            ring.nodes[leader].start()
+            ring.formed()
+        # The node that was down has it from the log.
+        ring.equal("led", *NAMES)
+        with ring.channel(leader) as back:
+            assert is_refused(back, "led")
+            assert back.basic_get("led")[0] is None
+        resume(ring, leader, "led")
+        while len(got) < 2:
+            channel.connection.process_data_events(1)
+        assert got == [b"before", b"after"]
+
+
+@KINDS
+def test_all_nodes_start_again(ring: Ring, kind: str) -> None:
+    queue = f"again {kind}"
+    declare(ring, "n2", queue, kind)
+    with ring.channel("n1") as channel:
+        publish(channel, queue, b"m")
+    pause(ring, "n3", queue)
+    for node in ring.nodes.values():
+        node.kill()
+    ring.start(*NAMES)
+    with ring.channel("n1") as channel:
+        assert channel.basic_get(queue)[0] is None
+        assert is_refused(channel, queue)
+        resume(ring, "n2", queue)
+        assert take(channel, queue, 1) == [b"m"]
+
+
+def test_a_queue_without_a_majority_is_paused_when_it_has_one(ring: Ring) -> None:
+    """The topology has one, so the change is stored."""
+    arguments: dict[str, object] = {"x-quorum-initial-group-size": 1}
+    declare(ring, "n1", "alone", "quorum", **arguments)
+    (home,) = ring.get("n1", "/api/queues/%2F/alone")["members"]
+    other = next(name for name in NAMES if name != home)
+    with ring.channel(other) as channel:
+        publish(channel, "alone", b"m")
+    ring.nodes[home].kill()
+    try:
+        status, told = ring.ask("PUT", other, "/api/queues/%2F/alone/pause", {"deliveries": True})
+        assert status == 503
+        assert (
+            "the change is stored, and takes effect as soon as queue 'alone' is available" in told["reason"]
+        )
+    finally:
+        ring.nodes[home].start()
+        ring.formed()
+    with ring.channel(other) as channel:
+        pause(ring, other, "alone", "--deliveries")
+        assert channel.basic_get("alone")[0] is None
+        resume(ring, other, "alone")
+        assert take(channel, "alone", 1) == [b"m"]
