@@ -570,7 +570,12 @@ class LocalHost(DeadLettering):
         getting = [each[0].key for each in effects.deliveries if each[0].key in asking] if asking else []
         self._load_deliveries(effects.deliveries)
         for consumer, run, first_id in effects.deliveries:
-            if self.journalled and run.attributes.persistent and not run.redelivered:
+            # Messages before one that is picked out were not delivered.
+            if (
+                self.journalled
+                and run.attributes.persistent
+                and not (run.redelivered or consumer.position)
+            ):
                 self._mark(run)
             if consumer.key in getting:
                 getting.remove(consumer.key)

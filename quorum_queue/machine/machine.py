@@ -19,7 +19,9 @@ Commands are tuples whose first field names them:
     ("return", key, low, high)                        put them back to their places
     ("fail", key, low, high)                          the same, and their delivery counts as failed
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
-    ("get", Consumer)                                 basic.get: hand one message to this consumer
+    ("get", Consumer)                                 basic.get: hand one message to this consumer; from
+                                                      versions.PICKS on it may want the one at a position,
+                                                      and without acks that one is purged
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        a client used the queue: its lease starts anew
     ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
@@ -706,6 +708,9 @@ class Machine:
             self._end_waits(meta, effects)
         self._expire(meta, effects, whole=True)
         consumer: Consumer = command[1]
+        if consumer.position:
+            self._pick(meta, consumer, effects)
+            return
         level = self.ready.head_level(self.held_from)
         head = level.head() if level is not None else None
         if level is not None and head is not None:
@@ -718,6 +723,20 @@ class Machine:
             self._hand(consumer, self.ready.pop(level, 1), effects)
         else:
             effects.got_nothing.append(consumer.key)
+
+    def _pick(self, meta: Meta, consumer: Consumer, effects: Effects) -> None:
+        """Hand out the message at the position that this getter wants, if it is ready."""
+        picked, position = None, consumer.position
+        if self.version >= versions.PICKS and position < self.held_from:
+            picked = self.ready.pick(position, meta.now_ms)
+        if picked is None:
+            effects.got_nothing.append(consumer.key)
+        elif consumer.no_ack:
+            effects.deliveries.append((consumer, _as_delivered(picked), consumer.next_id))
+            effects.settled.append(picked)
+            self._dropped([picked], PURGED)
+        else:
+            self._hand(self.consumers.known(consumer), picked, effects)
 
     # -- settling --------------------------------------------------------------------------------------------
 
@@ -759,10 +778,32 @@ class Machine:
             effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(meta, self._take(command, effects), effects, failed=False)
+        self._come_back(meta, command, effects, failed=False)
 
     def _fail(self, meta: Meta, command: Command, effects: Effects) -> None:
-        self._give_back(meta, self._take(command, effects), effects, failed=True)
+        self._come_back(meta, command, effects, failed=True)
+
+    def _come_back(self, meta: Meta, command: Command, effects: Effects, *, failed: bool) -> None:
+        consumer = self.consumers.by_key.get(command[1])
+        runs = self._take(command, effects)
+        if consumer is not None and consumer.position:
+            self._put_picked(runs, effects)
+        else:
+            self._give_back(meta, runs, effects, failed=failed)
+
+    def _put_picked(self, runs: list[Run], effects: Effects) -> None:
+        """Put picked messages back to their places: nobody has seen them."""
+        for run in runs:
+            if self.frozen.active:
+                self.frozen.keep(run)
+            if self.record is not None:
+                self.record.changed(run.seqs, QUEUED)
+            if run.redelivered:
+                self.ready.put_back([run])
+            else:
+                self.ready.insert(run, self.held_from)
+        if runs and self.settings.overflow == "drop-head":
+            self._drop_over_limit(effects)
 
     def _give_back(self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool) -> None:
         """Take messages back from a consumer, for others or to wait."""
@@ -1053,7 +1094,10 @@ class Machine:
             # others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
-            self._give_back(meta, runs, effects, failed=failed)
+            if consumer.position:
+                self._put_picked(runs, effects)
+            else:
+                self._give_back(meta, runs, effects, failed=failed)
         self.consumers.by_key.pop(key, None)
         if consumer.checkout.count:
             # Move it to the end: in the order of detaching, as in a snapshot.

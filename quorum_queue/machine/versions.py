@@ -31,7 +31,8 @@ node only begins with the newest.
         streams keep the offsets of their names, and refuse more names, until an operator deletes some; queues
         keep parts of transactions that are not decided, and the topology has the decisions; queues record
         what became of messages; quorum queues have strict priorities, count failed deliveries apart from
-        returns, and may let returned messages wait; publishers choose when a message is delivered first
+        returns, and may let returned messages wait; publishers choose when a message is delivered first;
+        operators move and purge messages out of the middle of a queue
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -101,6 +102,8 @@ FAILURES = 7
 RETRIES = 7
 #: New messages may wait before they are delivered first, and entries say for how long.
 DELAYS = 7
+#: Gets may be for the message at a position.
+PICKS = 7
 
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
@@ -142,6 +145,7 @@ __all__ = [
     "NAMES_REFUSED",
     "NEWEST",
     "PARAMETERS",
+    "PICKS",
     "RECORD",
     "PRIORITIES",
     "REMOVED",

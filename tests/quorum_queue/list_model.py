@@ -65,6 +65,8 @@ class Holder:
     attached: bool = True
     next_id: int = 0
     paused: bool = False
+    #: It asks for messages by their positions.
+    picks: bool = False
     held: dict[int, Message] = field(default_factory=dict)
 
 
@@ -322,6 +324,23 @@ class ListModel:
         else:
             self.outcome.got_nothing.append(holder.key)
 
+    def pick(self, holder: Holder, position: int) -> None:
+        self.end_waits()
+        self.expire()
+        message = next((message for message in self.ready if message.seq == position), None)
+        if message is None or (message.expires_at is not None and message.expires_at <= self.now):
+            self.outcome.got_nothing.append(holder.key)
+            return
+        self.ready.remove(message)
+        if holder.no_ack:
+            delivery = holder.next_id, message.seq, message.redelivered, message.attempts, message.acquired
+            self.outcome.deliveries.setdefault(holder.key, []).append(delivery)
+            self.outcome.settled.append(message.seq)
+            self.became(message, "dropped", "purged")
+        else:
+            self.holders[holder.key] = holder
+            self.hand(holder, message)
+
     # -- settling
 
     def take(self, key: Key, low: int, high: int) -> list[Message]:
@@ -345,7 +364,11 @@ class ListModel:
             self.gone(message, "rejected")
 
     def put_back(self, key: Key, low: int, high: int, failed: bool = False) -> None:
+        holder = self.holders.get(key)
         messages = self.take(key, low, high)
+        if holder is not None and holder.picks:
+            self.put_picked(messages)
+            return
         limit, strict = self.settings.delivery_limit, self.settings.strict
         waits = self.settings.retry_type != "disabled"
         kept = 0
@@ -367,6 +390,16 @@ class ListModel:
                 self.outcome.returned.append((message.seq, message.attempts))
             self.come_back(message)
         if (kept or self.delayed) and self.settings.overflow == "drop-head":
+            self.drop_over_limit()
+
+    def put_picked(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.became(message, "queued")
+            if message.redelivered:
+                self.come_back(message)
+            else:
+                self.ready_again(message)
+        if messages and self.settings.overflow == "drop-head":
             self.drop_over_limit()
 
     def drop(self, message: Message, reason: str, limit: str = "") -> None:

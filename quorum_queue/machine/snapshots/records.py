@@ -70,6 +70,8 @@ class StoredConsumer(msgspec.Struct, array_like=True):
     next_id: int
     #: (first delivery id, messages). Empty from versions.COLUMNS on: they come in parts of their own.
     held: list[tuple[int, msgspec.Raw]]
+    #: From versions.PICKS on.
+    position: int = 0
 
 
 class OldMachine(msgspec.Struct, array_like=True):

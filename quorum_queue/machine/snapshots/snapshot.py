@@ -68,6 +68,8 @@ _dedup: Final = msgspec.msgpack.Decoder(DedupState | None)
 _replica: Final = msgspec.msgpack.Decoder(ReplicaState)
 _head: Final = msgspec.msgpack.Decoder(Head)
 _blocks: Final = msgspec.msgpack.Decoder(list[StoredBlock])
+#: Fields of a consumer before versions.COLUMNS.
+OLD_CONSUMER_FIELDS: Final = 12
 _ready: Final = msgspec.msgpack.Decoder(list[StoredRun])
 _letters: Final = msgspec.msgpack.Decoder(list[tuple[Reason, StoredRun]])
 _held: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
@@ -276,8 +278,8 @@ class View:
         for consumer in self._consumers:
             held = self._moment.held(consumer)
             record = _encode(_stored_consumer(consumer, held, consumer is self._active))
-            # Its last field is an empty array.
-            parts.append(record[:-1])
+            # The last of the fields of these versions is an array, empty here; behind it is the position.
+            parts += (_array(OLD_CONSUMER_FIELDS), record[1:-2])
             at, count = len(parts), 0
             parts.append(b"")
             for runs in self._portions(held.runs):
@@ -637,6 +639,7 @@ def _stored_consumer(consumer: Consumer, held: Held, active: bool) -> StoredCons
         active,
         held.next_id,
         [],
+        consumer.position,
     )
 
 
@@ -656,6 +659,7 @@ def _restore_consumer(machine: Machine, fields: StoredConsumer) -> Consumer:
         exclusive=fields.exclusive,
         channel=_hashable(fields.channel),
         window_limit=fields.window_limit,
+        position=fields.position,
     )
     consumer.paused, consumer.next_id = fields.paused, fields.next_id
     if fields.attached:
