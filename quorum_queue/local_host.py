@@ -571,11 +571,7 @@ class LocalHost(DeadLettering):
         self._load_deliveries(effects.deliveries)
         for consumer, run, first_id in effects.deliveries:
             # Messages before one that is picked out were not delivered.
-            if (
-                self.journalled
-                and run.attributes.persistent
-                and not (run.redelivered or consumer.position)
-            ):
+            if self.journalled and run.attributes.persistent and not (run.redelivered or consumer.position):
                 self._mark(run)
             if consumer.key in getting:
                 getting.remove(consumer.key)

@@ -5,32 +5,23 @@ get them as before.
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from functools import partial
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal
 
 import msgspec
 
-from amqp_server.broker.pattern import compile_filter
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import AMQPError, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
-from amqp_server.management.messages.by_hand import (
-    properties_of,
-    read_messages,
-    require_read,
-)
-from amqp_server.management.request.answer import (
-    bad_request,
-    known,
-    plain,
-    refusal_of,
-    refusing,
-)
+from amqp_server.management.messages.by_hand import read_stream, require_read
+from amqp_server.management.messages.conditions import Conditions, Message, wanted
+from amqp_server.management.request.answer import bad_request, known, plain, refusal_of
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node
+from amqp_server.management.request.other_nodes import Instead, ask_node
+from amqp_server.management.request.payloads import PIECE_BYTES
 from amqp_server.management.resources.queues import home_of, host_of, members_of, online
-from amqp_server.wire import content
+from amqp_server.wire import content, tables, typed
 from quorum_queue.machine.peeking import Seen
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.ports import Refused
@@ -41,36 +32,22 @@ COUNT_MAX, COUNT = 1_000, 10
 LOOK_BYTES = 1 << 20
 #: Payloads are cut to so many bytes unless the request says otherwise, and to so many at most.
 TRUNCATE, TRUNCATE_MAX = 50_000, 1 << 20
-PATTERN_BYTES_MAX = 256
+#: Header with the place of a delivered message in its stream.
+OFFSET = b"x-stream-offset"
+#: An empty table.
+NO_HEADERS = bytes(4)
+ROUTE = "/api/queues/{vhost}/{name}/peek"
 
 
-class Query(msgspec.Struct):
+class Query(Conditions, kw_only=True):
     #: The place of a message: begin behind it. By default at the head.
     after: str = ""
     #: Messages to look at, whether they match or not.
     count: Annotated[int, msgspec.Meta(ge=1, le=COUNT_MAX)] = COUNT
     truncate: Annotated[int, msgspec.Meta(ge=0, le=TRUNCATE_MAX)] = TRUNCATE
-    encoding: Literal["auto", "base64"] = "auto"
-    #: A regular expression that is found in the routing key, in any case.
-    routing_key: Annotated[str, msgspec.Meta(max_length=PATTERN_BYTES_MAX)] | None = None
-    #: NAME=VALUE.
-    header: str | None = None
-    #: A text in the payload.
-    contains: Annotated[str, msgspec.Meta(min_length=1)] | None = None
-
-
-class Message(NamedTuple):
-    """A message that was looked at."""
-
-    place: str
-    exchange: str
-    routing_key: str
-    redelivered: bool
-    properties: Callable[[], dict[str, Any]]
-    body: bytes
-
-
-Wanted = Callable[[Message], bool]
+    #: Of the payloads; "typed": whole messages, which can be imported: payloads in Base64, and properties
+    #: with the types of AMQP.
+    encoding: Literal["auto", "base64", "typed"] = "auto"
 
 
 async def peek(call: Call) -> Any:
@@ -82,10 +59,18 @@ async def peek(call: Call) -> Any:
     queue = known(call.broker.vhost(vhost).queues.get(name))
     if queue.type.is_group:
         raise bad_request(f"queue '{name}' is a consumer group, which has no messages: look at its stream")
-    asked = call.asked(Query)
-    wanted = list(_wanted(asked))
+    return await look(call, queue, call.asked(Query))
+
+
+async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
+    """Return the messages that one request looks at, as this node or another one has them. Raises Refusal."""
+    if queue.type.is_group:
+        raise bad_request(
+            f"queue '{queue.name}' is a consumer group, which has no messages: look at its stream"
+        )
+    wants = list(wanted(asked))
     if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
-        return await _ask_others(call, queue)
+        return await _ask_others(call, queue, asked)
     try:
         found = await (_of_stream if queue.type.is_stream else _of_queue)(
             call, queue, asked.after, asked.count
@@ -97,54 +82,28 @@ async def peek(call: Call) -> Any:
     for each in found:
         await call.slices.rest()
         looked_at, last = looked_at + 1, each.place
-        if all(wants(each) for wants in wanted):
-            rows.append(_row(each, asked.truncate, texts=asked.encoding == "auto"))
+        if all(fulfils(each) for fulfils in wants):
+            rows.append(await _row(call, each, asked))
     return {"messages": rows, "looked_at": looked_at, "next": last}
 
 
-async def _ask_others(call: Call, queue: Queue) -> Any:
+async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
     """Ask a node that has the messages: the queue's home, or else another member."""
     parts, own = call.parts, call.parts.config.node
     home = home_of(parts, queue)
     nodes = dict.fromkeys([home, *online(parts, members_of(parts, queue))])
+    query = {name: str(value) for name, value in msgspec.structs.asdict(asked).items() if value is not None}
     for node in nodes:
         if node == own:
             continue
-        answers = await ask_node(call, node, Query.__struct_fields__)
+        answers = await ask_node(call, node, instead=Instead(ROUTE, query))
         refusal = answers.refusals.get(node)
         if refusal is not None and refusal.status != 503:
             raise refusal
-        if answers.bodies.get(node) is not None:
-            return answers.bodies[node]
+        body = answers.bodies.get(node)
+        if isinstance(body, dict):
+            return body
     raise refusal_of(Unavailable(f"no node that has queue '{queue.name}' answers; try again"))
-
-
-# -- what is asked -------------------------------------------------------------------------------------------
-
-
-def _wanted(asked: Query) -> Iterator[Wanted]:
-    """Yield what messages must fulfil. Raises Refusal."""
-    if asked.routing_key is not None:
-        with refusing(ValueError):
-            matches = compile_filter(asked.routing_key, PATTERN_BYTES_MAX)
-        yield lambda message: matches(message.routing_key)
-    if asked.header is not None:
-        name, equals, value = asked.header.partition("=")
-        if not (name and equals):
-            raise bad_request("header must be NAME=VALUE")
-        yield lambda message: _text((message.properties().get("headers") or {}).get(name)) == value
-    if asked.contains is not None:
-        sought = asked.contains.encode()
-        yield lambda message: sought in message.body
-
-
-def _text(value: object) -> str | None:
-    """Return the value of a header as an operator writes it."""
-    if value is None or isinstance(value, str):
-        return value
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    return str(plain(value))
 
 
 # -- what is there -------------------------------------------------------------------------------------------
@@ -181,7 +140,7 @@ def _messages(found: Iterable[Seen]) -> Iterator[Message]:
                 head[1:split].decode(errors="replace"),
                 head[split + 1 : split + 1 + head[split]].decode(errors="replace"),
                 run.redelivered,
-                partial(properties_of, content.Properties.parse(payload, checked=True)),
+                partial(content.Properties.parse, payload, checked=True),
                 body,
             )
 
@@ -201,28 +160,65 @@ async def _of_stream(call: Call, queue: Queue, after: str, count: int) -> Iterab
         return True
 
     start: object = int(after) + 1 if after else "first"
-    found = await read_messages(
+    found = await read_stream(
         call.broker, queue.vhost.name, queue.name, {"x-stream-offset": start}, count, takes, call.slices.rest
     )
     return [
-        Message(str(offset), each.exchange, each.routing_key, False, each.properties, bytes(each.body))
-        for offset, each in found
+        Message(
+            str(each.offset),
+            each.deliver.exchange or "",
+            each.deliver.routing_key or "",
+            False,
+            partial(_itself, each.content.properties),
+            bytes(each.content.body),
+        )
+        for each in found
     ]
 
 
-def _row(message: Message, truncate: int, *, texts: bool) -> dict[str, Any]:
-    body = message.body[:truncate]
-    payload = _as_text(body, cut=truncate < len(message.body)) if texts else None
-    return {
+def _itself(properties: content.Properties) -> content.Properties:
+    return properties
+
+
+async def _row(call: Call, message: Message, asked: Query) -> dict[str, Any]:
+    row = {
         "place": message.place,
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "redelivered": message.redelivered,
+    }
+    if asked.encoding == "typed":
+        return row | {
+            "properties": typed.of_properties(_as_published(message.header())),
+            "payload": await _base64(call, message.body),
+        }
+    body = message.body[: asked.truncate]
+    texts = asked.encoding == "auto"
+    payload = _as_text(body, cut=asked.truncate < len(message.body)) if texts else None
+    return row | {
         "properties": plain(message.properties()),
         "payload_bytes": len(message.body),
         "payload_encoding": "base64" if payload is None else "string",
         "payload": base64.b64encode(body).decode() if payload is None else payload,
     }
+
+
+def _as_published(properties: content.Properties) -> content.Properties:
+    """Return the properties without what a stream adds when it delivers a message."""
+    headers = properties.raw.get("headers")
+    if headers is None or not tables.has(headers, OFFSET):
+        return properties
+    left = tables.replaced(headers, {OFFSET: None}, checked=True)
+    raw = {name: value for name, value in properties.raw.items() if name != "headers"}
+    return content.Properties(raw if left == NO_HEADERS else raw | {"headers": left})
+
+
+async def _base64(call: Call, body: bytes) -> str:
+    parts: list[bytes] = []
+    for start in range(0, len(body), PIECE_BYTES):
+        await call.slices.rest()
+        parts.append(base64.b64encode(memoryview(body)[start : start + PIECE_BYTES]))
+    return b"".join(parts).decode()
 
 
 def _as_text(body: bytes, *, cut: bool) -> str | None:
