@@ -148,6 +148,9 @@ class QueueHost:
     def order(self) -> Order | None:
         return None
 
+    def oldest_age_ms(self) -> int | None:
+        return None
+
     @property
     def partition_count(self) -> int:
         """Number of streams that a consumer group reads; 0 for all other queues."""

@@ -23,6 +23,7 @@ from quorum_queue.machine.attributes import RANK_MAX, RANK_PLAIN, rank_of
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
     Found,
@@ -172,6 +173,9 @@ class LocalHost(DeadLettering):
             self._begin_record(machine.record)
         elif machine.stale_record:
             services.journal.settle(queue_id, machine.stale_record)
+        if machine.ready.count:
+            # The journal does not tell when they came.
+            machine.arrivals = Arrivals.restored([], [], services.queue_time.now_ms())
         services.memory.register(self)
         if len(machine.parts):
             services.undecided.has_parts(self)
@@ -231,6 +235,9 @@ class LocalHost(DeadLettering):
 
     def order(self) -> Order:
         return Order.of(self.machine, self.services.queue_time.now_ms())
+
+    def oldest_age_ms(self) -> int | None:
+        return self.machine.oldest_age_ms(self.services.queue_time.now_ms())
 
     @property
     def unacked_count(self) -> int:

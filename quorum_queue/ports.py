@@ -412,6 +412,9 @@ class Host(Recipient, Protocol):
     def order(self) -> Order | None:
         """Return what the order of deliveries depends on, if the machine is here."""
 
+    def oldest_age_ms(self) -> int | None:
+        """Return the age of the oldest ready message, if the machine is here; see Machine.oldest_age_ms."""
+
     @property
     def unacked_count(self) -> int: ...
 

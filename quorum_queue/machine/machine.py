@@ -54,6 +54,7 @@ from quorum_queue.machine.effects import GONE, Effects, Reason
 from quorum_queue.machine.letters import Letter, Letters
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
+from quorum_queue.machine.record.arrivals import NO_ARRIVALS, Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
     ABORTED,
@@ -115,6 +116,7 @@ class Machine:
     """State of one queue."""
 
     __slots__ = (
+        "arrivals",
         "consumers",
         "dead_lettering",
         "dedup",
@@ -141,6 +143,8 @@ class Machine:
         self.settings = settings
         self.version = version
         self.next_seq = next_seq
+        #: When messages came. Not part of the state that replicas compare.
+        self.arrivals: Arrivals = NO_ARRIVALS
         #: The moments of which snapshots are being made.
         self.frozen = Frozen()
         strict = settings.strict and version >= versions.PRIORITIES
@@ -216,6 +220,17 @@ class Machine:
             self._drop_over_limit(effects)
             if self.ready.count != before:
                 self._expire(meta, effects)
+
+    def oldest_age_ms(self, now_ms: int) -> int | None:
+        """Return the age of the oldest ready message, or somewhat more (see arrivals); None if there is none.
+        If nobody knows when a message came, its age is at least this one.
+        """
+        # Lists ask for each of very many queues.
+        heads = [
+            runs[0].seqs.start for level in self.ready.levels for runs in (level.returned, level.main) if runs
+        ]
+        came_ms = self.arrivals.time_of(min(heads)) if heads else None
+        return None if came_ms is None else max(now_ms - came_ms, 0)
 
     @property
     def due_ms(self) -> int | None:
@@ -420,6 +435,10 @@ class Machine:
         count = len(run.seqs)
         first = self.next_seq
         self.next_seq = first + count
+        if meta.now_ms >= self.arrivals.next_ms:
+            if self.arrivals is NO_ARRIVALS:
+                self.arrivals = Arrivals()
+            self.arrivals.note(first, meta.now_ms)
         if effects.places is not None:
             effects.places.append((first, count, run.seqs.start))
         if self.record is not None:

@@ -158,6 +158,9 @@ class GroupHost(DeferredHost):
         now_ms = self.services.clock.monotonic_ms() + self._time_ahead_ms
         return Order.of(self.replica.machine, now_ms)
 
+    def oldest_age_ms(self) -> int | None:
+        return self.replica.machine.oldest_age_ms(self.services.clock.monotonic_ms() + self._time_ahead_ms)
+
     @property
     def unacked_count(self) -> int:
         return self.replica.machine.unacked_count

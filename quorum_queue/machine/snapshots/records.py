@@ -131,6 +131,8 @@ class Head(msgspec.Struct, array_like=True):
     gap: list[str] | None
     #: True if the queue takes nothing any more; see quorum_queue.machine.seal.
     sealed: bool
+    #: Positions and times of arrivals.
+    arrivals: tuple[list[int], list[int]] = ([], [])
 
 
 __all__ = [

@@ -36,6 +36,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.locations import Block, Locations
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import Part
+from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.run import KINDS_MAX, Run
 from quorum_queue.machine.snapshots.columns import column, numbers_of
 from quorum_queue.machine.snapshots.frozen import Held
@@ -96,6 +97,7 @@ class View:
 
     __slots__ = (
         "_active",
+        "_arrivals",
         "_blocks",
         "_columns",
         "_consumers",
@@ -124,6 +126,7 @@ class View:
         self._head = (machine.version, machine.settings, machine.next_seq, machine.last_used_ms)
         self._letters = machine.letters.state()
         self._sealed = machine.sealed
+        self._arrivals = list(machine.arrivals.positions), list(machine.arrivals.times)
         #: There are few, for a moment: they are encoded at once.
         self._pended = [_encode(_stored_part(part)) for part in machine.parts.all()]
         self._runs: list[Run] = []
@@ -189,7 +192,7 @@ class View:
 
     def _encode(self) -> Iterator[None]:
         self._parts.append(bytes((MARK,)))
-        self._put(HEAD, Head(*self._head, self._letters, *self._own, self._sealed))
+        self._put(HEAD, Head(*self._head, self._letters, *self._own, self._sealed, self._arrivals))
         for at in range(0, len(self._blocks), PART_BLOCKS):
             self._put(BLOCKS, [_stored_block(block) for block in self._blocks[at : at + PART_BLOCKS]])
             yield
@@ -405,6 +408,7 @@ class Reading:
         machine.last_used_ms = head.last_used_ms
         machine.letters.restore(head.letters)
         machine.sealed = head.sealed
+        machine.arrivals = Arrivals.restored(*head.arrivals, head.now_ms)
         self._begin(machine)
 
     def _read_names(self, kind: int, part: memoryview) -> None:

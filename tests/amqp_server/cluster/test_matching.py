@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -163,3 +164,28 @@ def test_a_single_node_dies_in_the_middle_of_a_move(tmp_path: Path, type_: str) 
     # Only those that came back from the client were delivered once.
     assert [number for number, redelivered in left if redelivered] == [1, 2]
     assert [number for number, _ in left] == sorted(number for number, _ in left)
+
+
+def test_a_message_keeps_its_age_when_its_leader_dies(ring: Ring) -> None:
+    with ring.channel("n3") as channel:
+        arguments = QUORUM | {"x-queue-leader-locator": "client-local"}
+        channel.queue_declare("aged", durable=True, arguments=arguments)
+        began = time.monotonic()
+        fill(channel, "aged", 1)
+
+    def age() -> int:
+        return int(ring.get("n1", "/api/queues/%2F/aged")["oldest_message_age_ms"] or -1)
+
+    wait_until("it has an age", lambda: age() > 1_000)
+    ring.nodes["n3"].kill()
+    wait_until("another node leads", lambda: ring.get("n1", "/api/queues/%2F/aged")["leader"] in ("n1", "n2"))
+    elapsed_ms = 1000 * (time.monotonic() - began)
+    assert 1_000 < age() <= 1000 * (time.monotonic() - began)
+    assert elapsed_ms > 1_000
+    ring.nodes["n3"].start()
+    ring.formed()
+    out = ring.mqctl("n2", "-q", "list_queues", "name", "oldest_message_age_ms")
+    aged = dict(line.split("\t") for line in out.splitlines())["aged"]
+    assert elapsed_ms <= int(aged) <= 1000 * (time.monotonic() - began) + 1_000
+    with ring.channel("n1") as channel:
+        channel.queue_delete("aged")
