@@ -408,7 +408,8 @@ class Reading:
         machine.last_used_ms = head.last_used_ms
         machine.letters.restore(head.letters)
         machine.sealed = head.sealed
-        machine.arrivals = Arrivals.restored(*head.arrivals, head.now_ms)
+        positions, times = head.arrivals
+        machine.arrivals = Arrivals.restored(positions, times, head.now_ms)
         self._begin(machine)
 
     def _read_names(self, kind: int, part: memoryview) -> None:
