@@ -294,7 +294,10 @@ class QueueHost:
         """Look what became of a message, after everything that any client has had answers to."""
         done(NO_RECORD)
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
+    def ms_until(self, time_ms: int) -> int:
+        return 0
+
+    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
         """See quorum_queue.ports.Host."""
         done(Refused(self.ended_text) if self.ended else NOT_HERE)
 

@@ -236,6 +236,9 @@ class LocalHost(DeadLettering):
     def order(self) -> Order:
         return Order.of(self.machine, self.services.queue_time.now_ms())
 
+    def ms_until(self, time_ms: int) -> int:
+        return time_ms - self.services.queue_time.now_ms()
+
     def oldest_age_ms(self) -> int | None:
         return self.machine.oldest_age_ms(self.services.queue_time.now_ms())
 

@@ -35,11 +35,12 @@ def given(header: str | None, routing_key: str | None, contains: str | None) -> 
     return {name: value for name, value in conditions.items() if value is not None}
 
 
-def ready(invocation: Invocation, vhost: str, queue: str) -> int:
+def ready(invocation: Invocation, vhost: str, queue: str, *, waiting: bool = False) -> int:
     """Return how many messages a command that goes through a queue looks at: those that it has now, and not
     until it is empty, because publishers may be as fast.
     """
-    return int(invocation.client.get("queues", vhost, queue)["messages_ready"])
+    row = invocation.client.get("queues", vhost, queue)
+    return int(row["messages_ready"]) + (int(row.get("messages_delayed", 0)) if waiting else 0)
 
 
 def seen(

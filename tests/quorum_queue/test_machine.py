@@ -376,6 +376,8 @@ class MachineComparison(RuleBasedStateMachine):
         ready = plain(machine.ready.runs())
         assert ready == [plain_of(message) for message in model.ready]
         assert plain(self.peeked()) == ready
+        both = [*ready, *(plain_of(message) for _, _, message in model.delayed)]
+        assert plain(self.peeked(waiting=True)) == both
         waiting = [(due, message) for due, run in machine.delayed.items() for message in plain([run])]
         assert waiting == [(due, plain_of(message)) for due, _, message in model.delayed]
         assert (machine.ready.count, machine.delayed.count) == (len(model.ready), len(waiting))
@@ -418,11 +420,11 @@ class MachineComparison(RuleBasedStateMachine):
             recent = [row.message_id for row in list(model.rows.values())[-6:]]
             self.compare_record(machine.record, set(recent))
 
-    def peeked(self) -> list[Run]:
+    def peeked(self, *, waiting: bool = False) -> list[Run]:
         """Look at all ready messages, a few at a time."""
         found: list[Run] = []
         place = HEAD
-        while page := peek(self.machine, place, 3, 12):
+        while page := peek(self.machine, place, 3, 12, waiting=waiting):
             assert 1 <= sum(len(seen.run.seqs) for seen in page) <= 3
             assert len(page) == len(page[0].run.seqs) == 1 or sum(seen.run.size for seen in page) <= 12
             found += [seen.run for seen in page]

@@ -34,6 +34,8 @@ class Message(NamedTuple):
     #: Returns its properties.
     header: Callable[[], content.Properties]
     body: bytes
+    #: When its wait is over, ms since 1970; None if it is ready.
+    due_ms: int | None = None
 
     def properties(self) -> dict[str, Any]:
         return properties_of(self.header())

@@ -5,6 +5,7 @@ get them as before.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ from amqp_server.management.resources.queues import home_of, host_of, members_of
 from amqp_server.wire import content, tables, typed
 from quorum_queue.machine.peeking import Seen
 from quorum_queue.machine.ready import HEAD, Place
-from quorum_queue.ports import Refused
+from quorum_queue.ports import Host, Refused
 
 #: Messages that one request looks at, and how many unless it says so.
 COUNT_MAX, COUNT = 1_000, 10
@@ -36,6 +37,8 @@ TRUNCATE, TRUNCATE_MAX = 50_000, 1 << 20
 OFFSET = b"x-stream-offset"
 #: An empty table.
 NO_HEADERS = bytes(4)
+#: Level and position; below zero is when a message is due that waits.
+_PLACE = re.compile(r"-?[0-9]{1,30}\.[0-9]{1,30}")
 ROUTE = "/api/queues/{vhost}/{name}/peek"
 
 
@@ -48,6 +51,8 @@ class Query(Conditions, kw_only=True):
     #: Of the payloads; "typed": whole messages, which can be imported: payloads in Base64, and properties
     #: with the types of AMQP.
     encoding: Literal["auto", "base64", "typed"] = "auto"
+    #: True: behind the ready messages also those that wait, with the time at which they are `due`.
+    waiting: bool = False
 
 
 async def peek(call: Call) -> Any:
@@ -72,9 +77,7 @@ async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
     if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
         return await _ask_others(call, queue, asked)
     try:
-        found = await (_of_stream if queue.type.is_stream else _of_queue)(
-            call, queue, asked.after, asked.count
-        )
+        found = await (_of_stream if queue.type.is_stream else _of_queue)(call, queue, asked)
     except AMQPError as error:
         raise refusal_of(error) from None
     rows: list[dict[str, Any]] = []
@@ -92,7 +95,11 @@ async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
     parts, own = call.parts, call.parts.config.node
     home = home_of(parts, queue)
     nodes = dict.fromkeys([home, *online(parts, members_of(parts, queue))])
-    query = {name: str(value) for name, value in msgspec.structs.asdict(asked).items() if value is not None}
+    query = {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in msgspec.structs.asdict(asked).items()
+        if value is not None
+    }
     for node in nodes:
         if node == own:
             continue
@@ -109,15 +116,16 @@ async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
 # -- what is there -------------------------------------------------------------------------------------------
 
 
-async def _of_queue(call: Call, queue: Queue, after: str, count: int) -> Iterable[Message]:
+async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
     place = HEAD
-    if after:
-        level, point, position = after.partition(".")
-        if not (point and all(part.isascii() and part.isdigit() for part in (level, position))):
+    if asked.after:
+        if not _PLACE.fullmatch(asked.after) or (asked.after.startswith("-") and not asked.waiting):
             raise bad_request("after must be the place of a message, such as 0.17")
+        level, _, position = asked.after.partition(".")
         place = Place(int(level), int(position))
     host = host_of(call.broker, queue)
-    answers = await answers_of(call.broker.turn, partial(host.peek, place, count, LOOK_BYTES), ANSWER_S)
+    peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting)
+    answers = await answers_of(call.broker.turn, peek, ANSWER_S)
     if not answers:
         raise Unavailable(f"queue '{queue.name}' has not answered in {ANSWER_S:g} s; try again")
     found = answers[0]
@@ -125,12 +133,13 @@ async def _of_queue(call: Call, queue: Queue, after: str, count: int) -> Iterabl
         raise Unavailable(f"queue '{queue.name}': {found.text}")
     # Their copies, and as much again for the answer.
     call.held.add(2 * sum(each.run.size for each in found))
-    return _messages(found)
+    return _messages(call, host, found)
 
 
-def _messages(found: Iterable[Seen]) -> Iterator[Message]:
+def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message]:
     for seen in found:
         run = seen.run
+        due = None if seen.level >= 0 else call.broker.clock.wall_ms() + host.ms_until(-seen.level)
         for index, (place, item) in enumerate(zip(seen.places(), run.contents or (), strict=True)):
             payload, body = content.split(item)
             head = run.head_of(index)
@@ -142,10 +151,12 @@ def _messages(found: Iterable[Seen]) -> Iterator[Message]:
                 run.redelivered,
                 partial(content.Properties.parse, payload, checked=True),
                 body,
+                due,
             )
 
 
-async def _of_stream(call: Call, queue: Queue, after: str, count: int) -> Iterable[Message]:
+async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
+    after, count = asked.after, asked.count
     if after and not (after.isascii() and after.isdigit()):
         raise bad_request("after must be an offset of the stream")
     total = 0
@@ -181,12 +192,14 @@ def _itself(properties: content.Properties) -> content.Properties:
 
 
 async def _row(call: Call, message: Message, asked: Query) -> dict[str, Any]:
-    row = {
+    row: dict[str, Any] = {
         "place": message.place,
         "exchange": message.exchange,
         "routing_key": message.routing_key,
         "redelivered": message.redelivered,
     }
+    if message.due_ms is not None:
+        row["due"] = message.due_ms
     if asked.encoding == "typed":
         return row | {
             "properties": typed.of_properties(_as_published(message.header())),

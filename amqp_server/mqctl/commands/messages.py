@@ -207,15 +207,23 @@ def _offset(given: str) -> object:
 
 
 SEEN = ("place", "exchange", "routing_key", "redelivered", "properties", "payload")
+_WAITING = click.option(
+    "--waiting",
+    is_flag=True,
+    help="Also messages that wait before they are delivered, behind the others, and when they are due.",
+)
 
 
-def _show_seen(rows: list[dict[str, Any]], invocation: Invocation) -> None:
-    show(SEEN, [[row[column] for column in SEEN] for row in rows], invocation)
+def _show_seen(rows: list[dict[str, Any]], invocation: Invocation, *, waiting: bool) -> None:
+    columns = (SEEN[0], "due", *SEEN[1:]) if waiting else SEEN
+    for row in rows:
+        row["due"] = _moment(row.get("due", 0))
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
 
 
 @mqctl.command(
     "peek",
-    help="Prints the next messages of a queue or stream without taking them: they stay where they are, consumers get them as before, and none of them counts as redelivered. Messages that consumers hold, and those that wait before a retry, are not among them.",
+    help="Prints the next messages of a queue or stream without taking them: they stay where they are, consumers get them as before, and none of them counts as redelivered. Messages that consumers hold are not among them.",
 )
 @in_vhost
 @click.argument("queue")
@@ -227,10 +235,15 @@ def _show_seen(rows: list[dict[str, Any]], invocation: Invocation) -> None:
     help="Begin behind the message at this place, which the column `place` shows. By default at the head.",
 )
 @how_many(10, READ_AT_ONCE)
+@_WAITING
 @pass_invocation
-def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int) -> None:
-    pages = seen(invocation, vhost, queue, after, count)
-    _show_seen([row for page in pages for row in page["messages"]], invocation)
+def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int, waiting: bool) -> None:
+    pages = seen(invocation, vhost, queue, after, count, **_also(waiting))
+    _show_seen([row for page in pages for row in page["messages"]], invocation, waiting=waiting)
+
+
+def _also(waiting: bool) -> dict[str, str]:
+    return {"waiting": "true"} if waiting else {}
 
 
 @mqctl.command(
@@ -242,6 +255,7 @@ def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int)
 @conditions
 @click.option("--from", "after", metavar="PLACE", default="", help="Begin behind the message at this place.")
 @how_many(100)
+@_WAITING
 @pass_invocation
 def search(
     invocation: Invocation,
@@ -252,18 +266,19 @@ def search(
     contains: str | None,
     after: str,
     count: int,
+    waiting: bool,
 ) -> None:
     wanted = given(header, routing_key, contains)
     if not wanted:
         raise Failure("search for what? Give --header, --routing-key or --contains", USAGE)
     rows: list[dict[str, Any]] = []
-    looked_at, left = 0, ready(invocation, vhost, queue)
+    looked_at, left = 0, ready(invocation, vhost, queue, waiting=waiting)
     with progress(f"Searching {queue}"):
-        for page in seen(invocation, vhost, queue, after, left, **wanted):
+        for page in seen(invocation, vhost, queue, after, left, **wanted, **_also(waiting)):
             rows += page["messages"]
             looked_at += page["looked_at"]
             if len(rows) >= count:
                 break
-    _show_seen(rows[:count], invocation)
+    _show_seen(rows[:count], invocation, waiting=waiting)
     if not invocation.json:
         click.echo(f"{looked_at} messages were looked at", err=True)
