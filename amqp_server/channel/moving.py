@@ -53,9 +53,10 @@ def pick(
     """
     queue = find(channel, name)
     queue.used()
-    getter = channel.getters.get((queue, no_ack))
+    getter = channel.getters.get((queue, no_ack, True))
     if getter is None:
-        getter = channel.getters[queue, no_ack] = Getter(channel, queue, no_ack=no_ack)
+        # What it gives back was not delivered: it is another one than that of basic.get.
+        getter = channel.getters[queue, no_ack, True] = Getter(channel, queue, no_ack=no_ack, picks=True)
     taken = partial(_taken, getter, done)
     for position in positions:
         consumer = Consumer(getter.key, no_ack=no_ack, sink=getter, position=position)

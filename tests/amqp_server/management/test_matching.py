@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from amqp_server.management.messages import moving, peeking
+from quorum_queue.machine import versions
 
 from .conftest import Connect, ManagedNode
 from .test_moving import ASK, fill
@@ -143,3 +144,20 @@ async def test_who_may_not_read_a_queue_purges_nothing(connect: Connect, node: M
     assert (await client.post("queues/%2F/old/purge", json={"contains": "a"})).status_code == 401
     body = {"contains": "a", "destination": "new"}
     assert (await client.post("queues/%2F/old/move", json=body)).status_code == 401
+
+
+async def test_conditions_wait_for_the_last_node(
+    connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A member of an earlier version would hand out the first message instead."""
+    client = connect("admin")
+    for queue in ("old", "new"):
+        await client.put(f"queues/%2F/{queue}", json={})
+    await fill(client, "old", *"abx")
+    monkeypatch.setattr(node.broker.replication, "version", versions.PICKS - 1, raising=False)
+    for path, body in (("old/purge", {}), ("old/move", {"destination": "new"})):
+        answer = await client.post(f"queues/%2F/{path}", json=body | {"contains": "x"})
+        assert answer.status_code == 400 and "all run this version" in answer.text
+    # Copies take nothing out of the queue.
+    assert (await post(client, "old/copy", destination="new", contains="x"))["copied"] == 1
+    assert node.ready("old") == 3
