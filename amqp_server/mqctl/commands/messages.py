@@ -6,7 +6,6 @@ import base64
 import json
 import sys
 from collections.abc import Callable
-from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -16,7 +15,7 @@ from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pairs, pass_i
 from amqp_server.mqctl.commands.topology import DEFAULT_EXCHANGE
 from amqp_server.mqctl.looking import conditions, given, ready, seen
 from amqp_server.mqctl.progress import progress
-from amqp_server.mqctl.table import show, show_columns
+from amqp_server.mqctl.table import moment, show, show_columns
 
 #: Messages that one request reads, at most.
 READ_AT_ONCE = 1_000
@@ -135,7 +134,7 @@ def message_status(invocation: Invocation, vhost: str, message_id: str, queue: s
         for failed in told["failed"]:
             click.echo(f"queue '{failed['queue']}' has not answered: {failed['reason']}")
     if not told["known"]:
-        since = _moment(told["recorded_since_ms"]) or "their declaration"
+        since = moment(told["recorded_since_ms"]) or "their declaration"
         raise Failure(
             f"none of {told['asked']} queues knows it; they know everything that they have taken since {since}",
             UNAVAILABLE,
@@ -153,8 +152,8 @@ def _status_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
                 found["queue"],
                 each["state"],
                 each["reason"],
-                _moment(each["queued_ms"]),
-                _moment(each["changed_ms"]),
+                moment(each["queued_ms"]),
+                moment(each["changed_ms"]),
                 str(each["deliveries"]),
                 name if consumer is None else f"{name} on {consumer['node']}",
                 "" if to is None else to or DEFAULT_EXCHANGE,
@@ -163,15 +162,8 @@ def _status_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     note = found["not_taken"]
     if note is not None:
         state = f"{note['state']}, {note['times']} times" if note["times"] > 1 else note["state"]
-        rows.append((found["queue"], state, note["reason"], "", _moment(note["last_ms"]), "", "", ""))
+        rows.append((found["queue"], state, note["reason"], "", moment(note["last_ms"]), "", "", ""))
     return rows
-
-
-def _moment(ms: int) -> str:
-    """Return a time of the wall clock; empty for none."""
-    if not ms:
-        return ""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
 
 
 @mqctl.command(
@@ -217,7 +209,7 @@ _WAITING = click.option(
 def _show_seen(rows: list[dict[str, Any]], invocation: Invocation, *, waiting: bool) -> None:
     columns = (SEEN[0], "due", *SEEN[1:]) if waiting else SEEN
     for row in rows:
-        row["due"] = _moment(row.get("due", 0))
+        row["due"] = moment(row.get("due", 0))
     show(columns, [[row[column] for column in columns] for row in rows], invocation)
 
 
