@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from amqp_server.channel.publish import expiration_ms, publish
 from amqp_server.channel.queue_methods import find
 from amqp_server.channel.subscription import Getter
+from amqp_server.errors import NotFound
 from amqp_server.wire import content, frames
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
@@ -39,27 +40,25 @@ class Picked(NamedTuple):
 
 def pick(
     channel: Channel,
-    name: str,
+    queue: Queue,
     positions: Sequence[int],
     done: Callable[[Picked | Refused | None], None],
-    *,
-    no_ack: bool,
 ) -> None:
     """Take the messages at these positions out of a queue, wherever they are in it. `done` gets each one, and
     None for each that is not there any more. Those that are not acked return to their places as they were.
-    `no_ack`: they are purged.
 
-    Raises NotFound, ResourceLocked.
+    Raises NotFound, also if the queue was deleted and declared again; ResourceLocked.
     """
-    queue = find(channel, name)
+    if find(channel, queue.name) is not queue:
+        raise NotFound(f"queue '{queue.name}' in vhost '{channel.vhost.name}' was deleted meanwhile")
     queue.used()
-    getter = channel.getters.get((queue, no_ack, True))
+    getter = channel.getters.get((queue, False, True))
     if getter is None:
         # What it gives back was not delivered: it is another one than that of basic.get.
-        getter = channel.getters[queue, no_ack, True] = Getter(channel, queue, no_ack=no_ack, picks=True)
+        getter = channel.getters[queue, False, True] = Getter(channel, queue, no_ack=False, picks=True)
     taken = partial(_taken, getter, done)
     for position in positions:
-        consumer = Consumer(getter.key, no_ack=no_ack, sink=getter, position=position)
+        consumer = Consumer(getter.key, sink=getter, position=position)
         consumer.next_id = channel.next_tag
         queue.host.get(consumer, taken)
 

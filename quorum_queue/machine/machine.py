@@ -20,8 +20,7 @@ Commands are tuples whose first field names them:
     ("fail", key, low, high)                          the same, and their delivery counts as failed
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer; from
-                                                      versions.PICKS on it may want the one at a position,
-                                                      and without acks that one is purged
+                                                      versions.PICKS on it may want the one at a position
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        a client used the queue: its lease starts anew
     ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
@@ -438,7 +437,8 @@ class Machine:
         if meta.now_ms >= self.arrivals.next_ms:
             if self.arrivals is NO_ARRIVALS:
                 self.arrivals = Arrivals()
-            self.arrivals.note(first, meta.now_ms)
+            # A damaged time in an entry must not be one that no column can hold.
+            self.arrivals.note(first, min(meta.now_ms, LATEST_MS))
         if effects.places is not None:
             effects.places.append((first, count, run.seqs.start))
         if self.record is not None:
@@ -750,12 +750,8 @@ class Machine:
             picked = self.ready.pick(position, meta.now_ms)
         if picked is None:
             effects.got_nothing.append(consumer.key)
-        elif consumer.no_ack:
-            effects.deliveries.append((consumer, _as_delivered(picked), consumer.next_id))
-            effects.settled.append(picked)
-            self._dropped([picked], PURGED)
         else:
-            self._hand(self.consumers.known(consumer), picked, effects)
+            self._hand(consumer if consumer.no_ack else self.consumers.known(consumer), picked, effects)
 
     # -- settling --------------------------------------------------------------------------------------------
 

@@ -332,14 +332,9 @@ class ListModel:
             self.outcome.got_nothing.append(holder.key)
             return
         self.ready.remove(message)
-        if holder.no_ack:
-            delivery = holder.next_id, message.seq, message.redelivered, message.attempts, message.acquired
-            self.outcome.deliveries.setdefault(holder.key, []).append(delivery)
-            self.outcome.settled.append(message.seq)
-            self.became(message, "dropped", "purged")
-        else:
+        if not holder.no_ack:
             self.holders[holder.key] = holder
-            self.hand(holder, message)
+        self.hand(holder, message)
 
     # -- settling
 

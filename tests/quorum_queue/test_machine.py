@@ -32,7 +32,7 @@ from tests.quorum_queue.list_model import Holder, Key, ListModel, Message, Outco
 PRIORITY_MAX = 3
 CONSUMERS = [("n1", 1, "c1"), ("n1", 2, "c2"), ("n2", 1, "c3"), ("n2", 1, "c4")]
 GETTERS = [("n1", 1, "g1"), ("n2", 1, "g2")]
-#: They get messages by their positions; the second one purges them.
+#: They get messages by their positions; the second one without acks.
 PICKERS = [("n1", 1, "p1"), ("n2", 1, "p2")]
 TTLS = st.none() | st.sampled_from([0, 3, 10, 40])
 LIMITS = st.none() | st.integers(0, 12)

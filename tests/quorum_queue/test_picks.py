@@ -77,13 +77,6 @@ def test_what_is_not_ready_is_not_picked() -> None:
     assert apply(machine, pick(4), now_ms=50).got_nothing == [PICKER]
 
 
-def test_a_pick_without_acks_purges() -> None:
-    machine = machine_with(3, message_status_window_ms=1_000, dead_letter=True)
-    effects = apply(machine, pick(2, no_ack=True))
-    assert [list(run.seqs) for run in effects.settled] == [[2]] and not effects.dead_letters
-    assert order(machine) == [(1, False), (3, False)]
-
-
 def test_messages_that_came_back_are_picked_out_of_the_order_of_their_return() -> None:
     machine = machine_with(4, strict=True)
     consumer = Consumer(("n1", 1, "c"))

@@ -233,9 +233,9 @@ class Direct:
                     await self._answered.wait()
         return found[:count]
 
-    async def pick(self, queue: str, positions: Sequence[int], *, no_ack: bool = False) -> list[Got]:
+    async def pick(self, queue: Queue, positions: Sequence[int]) -> list[Got]:
         """Take the messages at these positions out of a queue, as many as are still there, in this order.
-        Those that are not acked return to their places when the session ends. `no_ack`: they are purged.
+        Those that are not acked return to their places when the session ends.
 
         Raises NotFound, ResourceLocked, Unavailable.
         """
@@ -256,7 +256,7 @@ class Direct:
                 done.set()
 
         def ask() -> None:
-            pick(self._session.channels[CHANNEL], queue, positions, told, no_ack=no_ack)
+            pick(self._session.channels[CHANNEL], queue, positions, told)
 
         self._turn.run(ask)
         with trio.move_on_after(ANSWER_S):
@@ -264,7 +264,7 @@ class Direct:
                 await done.wait()
         if refused or left:
             text = refused[0].text if refused else f"no answer in {ANSWER_S:g} s; try again"
-            raise Unavailable(f"queue '{queue}': {text}")
+            raise Unavailable(f"queue '{queue.name}': {text}")
         return sorted(found, key=lambda got: got.tag)
 
     async def hand_on(
@@ -285,9 +285,14 @@ class Direct:
         if len(taken) == len(got) and not one_by_one:
             await self.ask(commands.Basic.Ack(got[-1].tag, True))
         else:
-            for index in taken:
-                await self.ask(commands.Basic.Ack(got[index].tag, False))
+            await self.ack([got[index] for index in taken])
         return len(taken)
+
+    async def ack(self, got: Iterable[Got]) -> None:
+        """Ack these messages and no others, in one turn."""
+        acks = [commands.Basic.Ack(each.tag, False) for each in got]
+        if acks:
+            await self.ask(acks[0], *map(_encoded, acks[1:]))
 
     async def give(
         self, queue: Queue, messages: Sequence[Carried], synced: Callable[[], Awaitable[None]]

@@ -16,7 +16,7 @@ from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got
 from amqp_server.management.messages import peeking
 from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_blocked, require_read
-from amqp_server.management.messages.conditions import Conditions, given
+from amqp_server.management.messages.conditions import Conditions, Message, given, wanted
 from amqp_server.management.request.answer import bad_request, known, not_found
 from amqp_server.management.request.call import Call
 from quorum_queue.machine import versions
@@ -93,10 +93,8 @@ async def move(call: Call) -> Any:
     moved = refused = 0
     async with confirming(broker, vhost) as direct:
         for positions in _portions(part.positions):
-            got = await direct.pick(name, positions)
-            if not got:
-                continue
-            taken = await direct.hand_on(destination, got, call.parts.commits.barrier)
+            got = await _pick(direct, queue, asked, positions)
+            taken = await direct.hand_on(destination, got, call.parts.commits.barrier, one_by_one=True)
             moved += taken
             if taken < len(got):
                 refused = len(got) - taken
@@ -125,7 +123,9 @@ async def purge(call: Call) -> Any:
     purged = 0
     with Direct(call.broker, vhost, ITSELF) as direct:
         for positions in _portions(part.positions):
-            purged += len(await direct.pick(name, positions, no_ack=True))
+            got = await _pick(direct, queue, asked, positions)
+            await direct.ack(got)
+            purged += len(got)
     return {"purged": purged, "looked_at": part.looked_at, "next": part.next}
 
 
@@ -159,6 +159,22 @@ async def _matching(call: Call, queue: Queue, asked: Conditions, after: str, cou
 def _portions(positions: Sequence[int]) -> Iterator[Sequence[int]]:
     for start in range(0, len(positions), MOVED_AT_ONCE):
         yield positions[start : start + MOVED_AT_ONCE]
+
+
+async def _pick(direct: Direct, queue: Queue, asked: Conditions, positions: Sequence[int]) -> list[Got]:
+    """Take the messages at these positions that fulfil the conditions. After a restart of a node, others may
+    have the positions of transient ones that were lost; they return to their places in the end.
+    """
+    wants = list(wanted(asked))
+    found = await direct.pick(queue, positions)
+    return [each for each in found if all(fulfils(_as_message(each)) for fulfils in wants)]
+
+
+def _as_message(got: Got) -> Message:
+    body = got.content.body
+    assert isinstance(body, bytes)
+    exchange, routing_key, (properties, _) = got.carried
+    return Message("", exchange, routing_key, bool(got.ok.redelivered), lambda: properties, body)
 
 
 class RedriveRequest(msgspec.Struct):

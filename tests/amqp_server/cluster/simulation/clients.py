@@ -372,9 +372,8 @@ class Client:
         queue_id, positions = self.queue_id(name), self._ready_at(name)
         if not positions or self.session.channels.get(self.channel) is None:
             return "finds nothing to pick"
-        wanted, no_ack = picks.sample(positions, min(len(positions), 3)), picks.random() < 0.05
-        if no_ack:
-            self.world.messages.exempt(queue_id)
+        queue = self.node.broker.vhost(self.vhost).queues[name]
+        wanted = picks.sample(positions, min(len(positions), 3))
 
         def told(got: Picked | Refused | None) -> None:
             if not isinstance(got, Picked):
@@ -382,13 +381,12 @@ class Client:
             _, body = content.split(got.item)
             if not self.world.messages.is_of(body, queue_id):
                 raise Violation(f"{body!r} was picked from queue {queue_id}")
-            self.world.ledger.note("purged by position" if no_ack else "picked")
-            if not no_ack:
-                self.picked[got.tag] = body
+            self.world.ledger.note("picked")
+            self.picked[got.tag] = body
 
         channel = self.session.channels[self.channel]
         try:
-            self.node.turn.run(lambda: pick(channel, name, wanted, told, no_ack=no_ack))
+            self.node.turn.run(lambda: pick(channel, queue, wanted, told))
         except AMQPError as error:
             return f"picks nothing: {error}"
         return f"picks {wanted} from {name}"
