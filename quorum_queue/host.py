@@ -149,6 +149,9 @@ class QueueHost:
     def order(self) -> Order | None:
         return None
 
+    def oldest_age_ms(self) -> int | None:
+        return None
+
     @property
     def partition_count(self) -> int:
         """Number of streams that a consumer group reads; 0 for all other queues."""
@@ -292,7 +295,10 @@ class QueueHost:
         """Look what became of a message, after everything that any client has had answers to."""
         done(NO_RECORD)
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
+    def ms_until(self, time_ms: int) -> int:
+        return 0
+
+    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
         """See quorum_queue.ports.Host."""
         done(Refused(self.ended_text) if self.ended else NOT_HERE)
 

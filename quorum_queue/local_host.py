@@ -24,6 +24,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order.message_groups import gathered
 from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
     Found,
@@ -173,6 +174,9 @@ class LocalHost(DeadLettering):
             self._begin_record(machine.record)
         elif machine.stale_record:
             services.journal.settle(queue_id, machine.stale_record)
+        if machine.ready.count:
+            # The journal does not tell when they came.
+            machine.arrivals = Arrivals.restored([], [], services.queue_time.now_ms())
         services.memory.register(self)
         if len(machine.parts):
             services.undecided.has_parts(self)
@@ -236,6 +240,12 @@ class LocalHost(DeadLettering):
 
     def order(self) -> Order:
         return Order.of(self.machine, self.services.queue_time.now_ms())
+
+    def ms_until(self, time_ms: int) -> int:
+        return time_ms - self.services.queue_time.now_ms()
+
+    def oldest_age_ms(self) -> int | None:
+        return self.machine.oldest_age_ms(self.services.queue_time.now_ms())
 
     @property
     def unacked_count(self) -> int:
@@ -576,8 +586,9 @@ class LocalHost(DeadLettering):
         deliveries = effects.deliveries
         self._load_deliveries(deliveries)
         if self.journalled:
-            for _, run, _ in deliveries:
-                if run.attributes.persistent and not run.redelivered:
+            for consumer, run, _ in deliveries:
+                # Messages before one that is picked out were not delivered.
+                if run.attributes.persistent and not (run.redelivered or consumer.position):
                     self._mark(run)
         if self.machine.grouped is not None and not getting:
             deliveries = gathered(deliveries)

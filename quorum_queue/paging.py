@@ -306,7 +306,7 @@ class Paging(QueueHost):
             self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
         return found
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
+    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
         """See quorum_queue.ports.Host."""
 
         waits = 0
@@ -316,7 +316,7 @@ class Paging(QueueHost):
             if why or self.ended:
                 done(why[0] if why else Refused(self.ended_text))
                 return
-            found = peek(self.machine, behind, count, size)
+            found = peek(self.machine, behind, count, size, waiting=waiting)
             missing = [run for _, run in found if run.contents is None]
             waits = self._ask(missing, came) if missing else 0
             if not waits:
@@ -331,7 +331,7 @@ class Paging(QueueHost):
                 done(Refused(self.ended_text))
             else:
                 # Some messages may be gone meanwhile.
-                done(list(self._with_bodies(peek(self.machine, behind, count, size))))
+                done(list(self._with_bodies(peek(self.machine, behind, count, size, waiting=waiting))))
 
         self.barrier(begin)
 

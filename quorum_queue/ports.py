@@ -412,6 +412,9 @@ class Host(Recipient, Protocol):
     def order(self) -> Order | None:
         """Return what the order of deliveries depends on, if the machine is here."""
 
+    def oldest_age_ms(self) -> int | None:
+        """Return the age of the oldest ready message, if the machine is here; see Machine.oldest_age_ms."""
+
     @property
     def unacked_count(self) -> int: ...
 
@@ -493,11 +496,21 @@ class Host(Recipient, Protocol):
     peeks: bool
 
     def peek(
-        self, behind: Place, count: int, size: int, done: Callable[[list[Seen] | Refused], None]
+        self,
+        behind: Place,
+        count: int,
+        size: int,
+        done: Callable[[list[Seen] | Refused], None],
+        *,
+        waiting: bool = False,
     ) -> None:
         """Give copies of ready messages behind a place with their contents, at most `count` of them with
-        `size` bytes together, after everything that clients of any node have had answers to. Nothing changes.
+        `size` bytes together, after everything that clients of any node have had answers to; and then, if
+        `waiting`, of those that wait (see machine.peeking). Nothing changes.
         """
+
+    def ms_until(self, time_ms: int) -> int:
+        """Return in how many ms the machine's clock has this time."""
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         """Seal the queue, which is then deleted, if the condition holds after all commands that any node has

@@ -283,9 +283,9 @@ def get(channel: Channel, method: commands.Basic.Get) -> None:
         raise NotImplemented_(f"basic.get not supported by stream queues {place_of(queue)}")
     queue.used()
     no_ack = bool(method.no_ack)
-    getter = channel.getters.get((queue, no_ack))
+    getter = channel.getters.get((queue, no_ack, False))
     if getter is None:
-        getter = channel.getters[queue, no_ack] = Getter(channel, queue, no_ack=no_ack)
+        getter = channel.getters[queue, no_ack, False] = Getter(channel, queue, no_ack=no_ack)
     if queue.type.is_group:
         _check_getter(channel, queue, getter)
     consumer = Consumer(getter.key, no_ack=no_ack, sink=getter)

@@ -57,7 +57,8 @@ class Channel:
         self.traffic = Traffic()
         self.unacked = Unacked()
         self.subscriptions: dict[str, Subscription] = {}
-        self.getters: dict[tuple[Queue, bool], Getter] = {}
+        #: By queue, no_ack, and whether they pick (see channel.moving).
+        self.getters: dict[tuple[Queue, bool, bool], Getter] = {}
         self.confirms: Confirms | None = None
         self.tx: Transaction | None = None
         #: The current work that takes several turns: the end of a large transaction, or the return of very

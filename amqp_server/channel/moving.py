@@ -1,4 +1,4 @@
-"""Moves messages from one queue to another for an operator, without changing them.
+"""Moves messages from one queue to another for an operator, without changing them, and takes single ones out.
 
 They keep exchange, routing key, user id and CC of their first publish, and go only to the given queue. With
 basic.publish, a message with a CC would go to the CC's queues again, and a message with another user's id
@@ -7,17 +7,84 @@ would be refused.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from amqp_server.channel.publish import expiration_ms, publish
+from amqp_server.channel.queue_methods import find
+from amqp_server.channel.subscription import Getter
+from amqp_server.errors import NotFound
 from amqp_server.wire import content, frames
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from quorum_queue.machine.attributes import priority_of
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.ports import Got, Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.channel.channel import Channel
+
+
+class Picked(NamedTuple):
+    """A message that was taken out of a queue."""
+
+    tag: int
+    redelivered: bool
+    exchange: str
+    routing_key: str
+    #: Its frames.
+    item: bytes
+
+
+def pick(
+    channel: Channel,
+    queue: Queue,
+    positions: Sequence[int],
+    done: Callable[[Picked | Refused | None], None],
+) -> None:
+    """Take the messages at these positions out of a queue, wherever they are in it. `done` gets each one, and
+    None for each that is not there any more. Those that are not acked return to their places as they were.
+
+    Raises NotFound, also if the queue was deleted and declared again; ResourceLocked.
+    """
+    if find(channel, queue.name) is not queue:
+        raise NotFound(f"queue '{queue.name}' in vhost '{channel.vhost.name}' was deleted meanwhile")
+    queue.used()
+    getter = channel.getters.get((queue, False, True))
+    if getter is None:
+        # What it gives back was not delivered: it is another one than that of basic.get.
+        getter = channel.getters[queue, False, True] = Getter(channel, queue, no_ack=False, picks=True)
+    taken = partial(_taken, getter, done)
+    for position in positions:
+        consumer = Consumer(getter.key, sink=getter, position=position)
+        consumer.next_id = channel.next_tag
+        queue.host.get(consumer, taken)
+
+
+def _taken(
+    getter: Getter, done: Callable[[Picked | Refused | None], None], got: Got | Refused | None
+) -> None:
+    if got is None or isinstance(got, Refused):
+        done(got)
+        return
+    run = got.run
+    assert run.contents is not None
+    # Without the counts that a consumer gets as headers.
+    item, tag = run.contents[0], getter.take(got)
+    head = run.head_of(0)
+    split = 1 + head[0]
+    exchange, routing_key = head[1:split], head[split + 1 : split + 1 + head[split]]
+    done(
+        Picked(
+            tag,
+            run.redelivered,
+            exchange.decode(errors="replace"),
+            routing_key.decode(errors="replace"),
+            item,
+        )
+    )
 
 
 def publish_unchanged(

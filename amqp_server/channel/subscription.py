@@ -212,11 +212,11 @@ class Subscription:
 
 
 class Getter:
-    """Holds the deliveries of `basic.get` on one queue of a channel."""
+    """Holds the deliveries of `basic.get` on one queue of a channel, or what was picked out of it."""
 
     __slots__ = ("channel", "checked", "key", "left", "no_ack", "queue", "traffic", "unacked")
 
-    def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool) -> None:
+    def __init__(self, channel: Channel, queue: Queue, *, no_ack: bool, picks: bool = False) -> None:
         self.channel = channel
         #: Generation of the topology and the permissions at the last check of a group's streams.
         self.checked = -1
@@ -226,7 +226,9 @@ class Getter:
         self.queue = queue
         self.no_ack = no_ack
         self.traffic = queue.counted()
-        self.key = (channel.connection.number, channel.number, None, no_ack)
+        #: No consumer has an empty tag.
+        tag = "" if picks else None
+        self.key = (channel.connection.number, channel.number, tag, no_ack)
 
     @property
     def timeout_ms(self) -> int | None:

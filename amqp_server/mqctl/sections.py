@@ -16,6 +16,7 @@ TITLES = {
     "explain": "Why an object is as it is",
     "topology": "Queues and exchanges",
     "messages": "Messages",
+    "moving": "Messages moved, copied, purged, in files",
     "users": "Users, virtual hosts, permissions",
     "policies": "Policies",
     "parameters": "Parameters and limits",

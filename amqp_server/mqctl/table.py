@@ -10,6 +10,7 @@ import json
 import shutil
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import click
@@ -110,3 +111,10 @@ def _at(row: Mapping[str, Any], path: str) -> Any:
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
     return value
+
+
+def moment(ms: int) -> str:
+    """Return a time of the wall clock; empty for none."""
+    if not ms:
+        return ""
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")

@@ -167,6 +167,21 @@ class Unsynced(NamedTuple):
     ticket: int
 
 
+class Led(NamedTuple):
+    """Who led a group from a moment on, as this node knows it."""
+
+    #: Of the wall clock.
+    at_ms: int
+    term: int
+    #: Empty if there was no leader, or this node did not know it.
+    leader: str
+
+
+#: Leaders that a group remembers.
+LEADERS_MAX: Final = 8
+NOBODY: Final = Led(0, 0, "")
+
+
 class Group:
     __slots__ = (
         "applied",
@@ -180,6 +195,7 @@ class Group:
         "foreseeing",
         "id",
         "inbox",
+        "leaders",
         "leading",
         "machine",
         "next_number",
@@ -235,6 +251,8 @@ class Group:
         #: Leader and term that the flights were sent to.
         self.sent_to = ("", 0)
         self.leading = False
+        #: The last leaders, the newest one last.
+        self.leaders: tuple[Led, ...] = ()
         #: How many news it knows; see Replicas.tell.
         self.told = 0
         self.applied = applied
@@ -514,6 +532,10 @@ class Group:
     def watch_leader(self) -> None:
         """Find out whether the leader changed, and react to that."""
         core = self.core
+        led = self.leaders[-1] if self.leaders else NOBODY
+        if core.leader != led.leader or (core.leader and core.term != led.term):
+            now = Led(self.replicas.clock.wall_ms(), core.term, core.leader)
+            self.leaders = (*self.leaders[1 - LEADERS_MAX :], now)
         if self.sent_to != (core.leader, core.term) or not core.leader:
             self.resend()
         leading = self.is_leader

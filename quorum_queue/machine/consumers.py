@@ -124,6 +124,7 @@ class Consumer:
         "own_prefetch",
         "paused",
         "place",
+        "position",
         "prefetch",
         "priority",
         "sink",
@@ -143,6 +144,7 @@ class Consumer:
         sink: Any = None,
         channel: Any = None,
         window_limit: int = 0,
+        position: int = 0,
     ) -> None:
         self.key = key
         self.no_ack = no_ack
@@ -158,6 +160,9 @@ class Consumer:
         self.window = window
         #: Identity of the channel, common to its consumers, if they share no window.
         self.channel = channel
+        #: Of a getter: the position of the only message that it wants, 0 for the next one. What such a getter
+        #: gives back returns to its place, as if nobody had got it.
+        self.position = position
         #: Where the host sends deliveries; opaque here.
         self.sink = sink
         #: True while the client's outbox is full: no credit until it drains.

@@ -66,6 +66,8 @@ _RANGE_BYTES: Final = 21
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
 _ATTACH: Final = struct.Struct(">BIBQQqQ")
 _NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
+#: From versions.PICKS on, of a get: the place of the prefetch has the position that it wants.
+_PICKS: Final = 8
 #: verb, key, value
 _VALUE: Final = struct.Struct(">BIQ")
 #: verb, two numbers
@@ -266,11 +268,13 @@ def _encode_names(names: Names) -> tuple[int, bytes]:
 
 def _encode_consumer(verb: str, consumer: Consumer, key: int) -> bytes:
     flags = (_NO_ACK if consumer.no_ack else 0) | (_EXCLUSIVE if consumer.exclusive else 0)
+    if consumer.position:
+        flags |= _PICKS
     return _ATTACH.pack(
         _V_ATTACH if verb == "attach" else _V_GET,
         key,
         flags | (_PAUSED if consumer.paused else 0),
-        consumer.own_prefetch,
+        consumer.position or consumer.own_prefetch,
         consumer.window_limit or _limit(consumer.window),
         consumer.priority,
         consumer.next_id,
@@ -508,6 +512,9 @@ class _Decoder:
         )
         self._offset += _ATTACH.size
         key = self._keys[number]
+        position = 0
+        if flags & _PICKS and verb == _V_GET:
+            position, prefetch = prefetch, 0
         consumer = Consumer(
             key,
             no_ack=bool(flags & _NO_ACK),
@@ -516,6 +523,7 @@ class _Decoder:
             exclusive=bool(flags & _EXCLUSIVE),
             channel=key[:CHANNEL_FIELDS],
             window_limit=limit,
+            position=position,
         )
         consumer.paused = bool(flags & _PAUSED)
         consumer.next_id = next_id

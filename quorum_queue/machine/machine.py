@@ -19,7 +19,8 @@ Commands are tuples whose first field names them:
     ("return", key, low, high)                        put them back to their places
     ("fail", key, low, high)                          the same, and their delivery counts as failed
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
-    ("get", Consumer)                                 basic.get: hand one message to this consumer
+    ("get", Consumer)                                 basic.get: hand one message to this consumer; from
+                                                      versions.PICKS on it may want the one at a position
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        a client used the queue: its lease starts anew
     ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
@@ -54,6 +55,7 @@ from quorum_queue.machine.order.delayed import NO_DELAYED, Delayed, wait_ms
 from quorum_queue.machine.order.message_groups import GroupedReady, without_groups
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, Part, Parts, TransactionId
 from quorum_queue.machine.ready import Level, Ready
+from quorum_queue.machine.record.arrivals import NO_ARRIVALS, Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
     ABORTED,
@@ -116,6 +118,7 @@ class Machine:
     """State of one queue."""
 
     __slots__ = (
+        "arrivals",
         "consumers",
         "dead_lettering",
         "dedup",
@@ -144,6 +147,8 @@ class Machine:
         self.settings = settings
         self.version = version
         self.next_seq = next_seq
+        #: When messages came. Not part of the state that replicas compare.
+        self.arrivals: Arrivals = NO_ARRIVALS
         #: The moments of which snapshots are being made.
         self.frozen = Frozen()
         strict = settings.strict and version >= versions.PRIORITIES and not settings.group_header
@@ -226,6 +231,24 @@ class Machine:
                 self._expire(meta, effects)
         if self.grouped is not None and self.grouped.may_go_on:
             effects.more = True
+
+    def oldest_age_ms(self, now_ms: int) -> int | None:
+        """Return the age of the oldest ready message, or somewhat more (see arrivals); None if there is none.
+        If nobody knows when a message came, its age is at least this one.
+        """
+        # Lists ask for each of very many queues.
+        if self.grouped is not None:
+            head = self.grouped.head()
+            heads = [] if head is None else [head.seqs.start]
+        else:
+            heads = [
+                runs[0].seqs.start
+                for level in self.ready.levels
+                for runs in (level.returned, level.main)
+                if runs
+            ]
+        came_ms = self.arrivals.time_of(min(heads)) if heads else None
+        return None if came_ms is None else max(now_ms - came_ms, 0)
 
     @property
     def due_ms(self) -> int | None:
@@ -454,6 +477,11 @@ class Machine:
         count = len(run.seqs)
         first = self.next_seq
         self.next_seq = first + count
+        if meta.now_ms >= self.arrivals.next_ms:
+            if self.arrivals is NO_ARRIVALS:
+                self.arrivals = Arrivals()
+            # A damaged time in an entry must not be one that no column can hold.
+            self.arrivals.note(first, min(meta.now_ms, LATEST_MS))
         if effects.places is not None:
             effects.places.append((first, count, run.seqs.start))
         if self.record is not None:
@@ -824,6 +852,9 @@ class Machine:
             self._end_waits(meta, effects)
         self._expire(meta, effects, whole=True)
         consumer: Consumer = command[1]
+        if consumer.position:
+            self._pick(meta, consumer, effects)
+            return
         if self.grouped is not None:
             self._get_grouped(self.grouped, consumer, command, effects)
             return
@@ -858,6 +889,16 @@ class Machine:
             consumer = self.consumers.known(consumer)
         self._hand(consumer, ready.take(pick, 1), effects)
 
+    def _pick(self, meta: Meta, consumer: Consumer, effects: Effects) -> None:
+        """Hand out the message at the position that this getter wants, if it is ready."""
+        picked, position = None, consumer.position
+        if self.version >= versions.PICKS and position < self.held_from:
+            picked = self.ready.pick(position, meta.now_ms)
+        if picked is None:
+            effects.got_nothing.append(consumer.key)
+        else:
+            self._hand(consumer if consumer.no_ack else self.consumers.known(consumer), picked, effects)
+
     # -- settling --------------------------------------------------------------------------------------------
 
     def _take(self, command: Command, effects: Effects) -> list[Run]:
@@ -881,6 +922,8 @@ class Machine:
             count += len(run.seqs)
             self.unacked_bytes -= run.counted_bytes
         self.unacked_count -= count
+        if self.grouped is not None:
+            self.grouped.release(runs, consumer)
         if consumer.window is not None:
             consumer.window.use(-count)
         if consumer.full:
@@ -890,11 +933,6 @@ class Machine:
             if self.grouped is not None:
                 self.grouped.leave(consumer)
 
-    def _release(self, runs: list[Run]) -> None:
-        """Others may have the groups of these messages."""
-        if self.grouped is not None:
-            self.grouped.release(runs)
-
     def _unblock(self, runs: list[Run]) -> None:
         """Messages of these groups wait for nothing more."""
         if self.grouped is not None:
@@ -903,7 +941,6 @@ class Machine:
 
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
         runs = self._take(command, effects)
-        self._release(runs)
         effects.settled += runs
         if self.record is not None:
             for run in runs:
@@ -912,14 +949,32 @@ class Machine:
             effects.acked += runs
 
     def _return(self, meta: Meta, command: Command, effects: Effects) -> None:
-        runs = self._take(command, effects)
-        self._release(runs)
-        self._give_back(meta, runs, effects, failed=False)
+        self._come_back(meta, command, effects, failed=False)
 
     def _fail(self, meta: Meta, command: Command, effects: Effects) -> None:
+        self._come_back(meta, command, effects, failed=True)
+
+    def _come_back(self, meta: Meta, command: Command, effects: Effects, *, failed: bool) -> None:
+        consumer = self.consumers.by_key.get(command[1])
         runs = self._take(command, effects)
-        self._release(runs)
-        self._give_back(meta, runs, effects, failed=True)
+        if consumer is not None and consumer.position:
+            self._put_picked(runs, effects)
+        else:
+            self._give_back(meta, runs, effects, failed=failed)
+
+    def _put_picked(self, runs: list[Run], effects: Effects) -> None:
+        """Put picked messages back to their places: nobody has seen them."""
+        for run in runs:
+            if self.frozen.active:
+                self.frozen.keep(run)
+            if self.record is not None:
+                self.record.changed(run.seqs, QUEUED)
+            if run.redelivered:
+                self.ready.put_back([run])
+            else:
+                self.ready.insert(run, self.held_from)
+        if runs and self.settings.overflow == "drop-head":
+            self._drop_over_limit(effects)
 
     def _give_back(self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool) -> None:
         """Take messages back from a consumer, for others or to wait."""
@@ -966,7 +1021,6 @@ class Machine:
 
     def _reject(self, meta: Meta, command: Command, effects: Effects) -> None:
         runs = self._take(command, effects)
-        self._release(runs)
         for run in runs:
             self._discard(run, "rejected", effects)
 
@@ -1021,7 +1075,6 @@ class Machine:
             held = consumer.checkout.take_positions(low, high)
             if held:
                 self._taken(consumer, held)
-                self._release(held)
                 lost += held
         if len(self.parts):
             taken, acked = self.parts.take_positions(low, high)
@@ -1053,7 +1106,6 @@ class Machine:
         if verb not in ENQUEUES:
             runs = self._take(inner, effects)
             if self.grouped is not None:
-                self.grouped.release(runs)
                 for run in runs:
                     self.grouped.block(run)
             part.add_settled(verb, runs)
@@ -1228,8 +1280,10 @@ class Machine:
             # others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
-            self._release(runs)
-            self._give_back(meta, runs, effects, failed=failed)
+            if consumer.position:
+                self._put_picked(runs, effects)
+            else:
+                self._give_back(meta, runs, effects, failed=failed)
         self.consumers.by_key.pop(key, None)
         if self.grouped is not None and not consumer.checkout.count:
             self.grouped.leave(consumer)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
 from quorum_queue.machine.ready import Place
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 
 class Seen(NamedTuple):
-    """Copies of consecutive messages of one level, as a run of its own."""
+    """Copies of messages of one level, as a run of its own."""
 
     level: int
     run: Run
@@ -22,13 +23,17 @@ class Seen(NamedTuple):
         return (Place(self.level, seq) for seq in self.run.seqs)
 
 
-def peek(machine: Machine, behind: Place, count: int, size: int) -> list[Seen]:
+def peek(machine: Machine, behind: Place, count: int, size: int, *, waiting: bool = False) -> list[Seen]:
     """Return copies of at most `count` messages behind a place, in the order of delivery, with `size` bytes
     of contents together; one at least, however large it is. Their bodies may be on the disk. Messages of a
-    transaction that is not complete are not shown.
+    transaction that is not complete are not shown. `waiting`: messages that wait come behind the ready ones;
+    instead of a level they have the time at which they are due, below zero.
     """
     found: list[Seen] = []
-    for level, run, first in machine.ready.behind(behind):
+    lying = machine.ready.behind(behind)
+    if waiting and machine.delayed.count:
+        lying = chain(lying, _waiting(machine, behind))
+    for level, run, first in lying:
         if run.seqs.start >= machine.held_from:
             # Held messages are in runs of their own.
             continue
@@ -45,6 +50,11 @@ def peek(machine: Machine, behind: Place, count: int, size: int) -> list[Seen]:
         if not count:
             break
     return found
+
+
+def _waiting(machine: Machine, behind: Place) -> Iterator[tuple[int, Run, int]]:
+    for due_ms, run, first in machine.delayed.behind(max(-behind.level, 0), behind.position):
+        yield -due_ms, run, first
 
 
 def _fitting(run: Run, size: int) -> int:

@@ -247,6 +247,41 @@ class Level:
         for run in runs:
             yield run, 0
 
+    def pick(self, position: int, now_ms: int, *, in_order: bool) -> Run | None:
+        """Take the message at this position, unless its time is up. `in_order`: returned messages are in the
+        order of their positions.
+        """
+        for runs in (self.returned, self.main):
+            if in_order or runs is self.main:
+                at = bisect_left(runs, position, key=_last)
+            else:
+                at = next((at for at, run in enumerate(runs) if position in run.seqs), len(runs))
+            if at == len(runs) or position not in runs[at].seqs:
+                continue
+            index = runs[at].within(0, position)[1] - 1
+            due = runs[at].due_of(index)
+            return None if due is not None and due <= now_ms else self._cut_out(runs, at, index)
+        return None
+
+    def _cut_out(self, runs: deque[Run], at: int, index: int) -> Run:
+        """Take one message of a run; those around it stay in runs of their own."""
+        run = runs[at]
+        if self.keeper.active:
+            self.keeper.keep(run)
+        if index:
+            front = run.take(index)
+            front.ready = True
+            runs.insert(at, front)
+            if runs is self.main and front.in_memory:
+                self.resident.append(front)
+            at += 1
+        if len(run.seqs) > 1:
+            return run.take(1)
+        del runs[at]
+        run.ready = False
+        self.forget_gone()
+        return run
+
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions out of both lists."""
         taken: list[Run] = []
@@ -462,6 +497,18 @@ class Ready:
             in_order = not self.strict or number != RANK_RETURNED
             for run, first in level.behind(position) if in_order else level.behind_returned(position):
                 yield number, run, first
+
+    def pick(self, position: int, now_ms: int) -> Run | None:
+        """Take the message at this position, wherever it is, unless its time is up."""
+        levels = self._by_rank.items() if self.strict else enumerate(self.levels)
+        for number, level in levels:
+            in_order = not self.strict or number != RANK_RETURNED
+            picked = level.pick(position, now_ms, in_order=in_order)
+            if picked is not None:
+                self.count -= 1
+                self.bytes -= picked.counted_bytes
+                return picked
+        return None
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions."""

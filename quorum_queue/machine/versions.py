@@ -31,10 +31,10 @@ node only begins with the newest.
         streams keep the offsets of their names, and refuse more names, until an operator deletes some; queues
         keep parts of transactions that are not decided, and the topology has the decisions; queues record
         what became of messages; quorum queues have strict priorities, count failed deliveries apart from
-        returns, and may let returned messages wait; publishers choose when a message is delivered first;
-        queues have message groups
+        returns, and may let returned messages wait; publishers choose when a message is delivered first
 
-    8   mqd 0.2: operators pause queues, and protect them from deletion
+    8   mqd 0.2: operators pause queues, protect them from deletion, and move and purge messages out of their
+        middle; queues have message groups
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -104,8 +104,6 @@ FAILURES = 7
 RETRIES = 7
 #: New messages may wait before they are delivered first, and entries say for how long.
 DELAYS = 7
-#: Heads of messages have their group, and queues hand messages out by groups.
-MESSAGE_GROUPS = 7
 
 #: Streams refuse more names than they may keep, and forget a name only when told to.
 NAMES_REFUSED = 7
@@ -116,6 +114,10 @@ TRANSACTIONS = 7
 #: Queues may be paused. They and virtual hosts may be protected from deletion, for which snapshots of the
 #: topology have fields.
 PAUSES = PROTECTION = 8
+#: Heads of messages have their group, and queues hand messages out by groups.
+MESSAGE_GROUPS = 8
+#: Gets may be for the message at a position.
+PICKS = 8
 
 NEWEST = 8
 
@@ -152,6 +154,7 @@ __all__ = [
     "NEWEST",
     "PARAMETERS",
     "PAUSES",
+    "PICKS",
     "RECORD",
     "PRIORITIES",
     "PROTECTION",

@@ -143,7 +143,9 @@ class Reader:
         if verb == "get":
             consumer = self.machine.consumers.by_key.get(GETTER)
             if consumer is None:
-                consumer = Consumer(GETTER)
+                # Each third one is for a message in the middle.
+                position = self.machine.next_seq // 2 if self.getter_id % 3 == 1 else 0
+                consumer = Consumer(GETTER, position=position)
                 consumer.attached = False
                 consumer.next_id = self.getter_id
                 self.getter_id += 1

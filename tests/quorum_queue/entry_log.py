@@ -121,6 +121,8 @@ class Sender:
                                 priority=random.choice([0, 0, 1, -1]), exclusive=random.random() < 0.1,
                                 window_limit=random.choice([0, 0, 3]))  # fmt: skip
             consumer.paused = random.random() < 0.1
+            if verb == "get" and random.random() < 0.5:
+                consumer.position = random.randint(1, 40)
             return verb, consumer
         if verb in ("detach", "pause"):
             return verb, key, random.random() < 0.5

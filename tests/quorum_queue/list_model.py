@@ -70,6 +70,8 @@ class Holder:
     attached: bool = True
     next_id: int = 0
     paused: bool = False
+    #: It asks for messages by their positions.
+    picks: bool = False
     held: dict[int, Message] = field(default_factory=dict)
 
 
@@ -305,8 +307,11 @@ class ListModel:
 
     def next_of_groups(self, getter: Holder | None = None) -> tuple[Message, Holder] | None:
         """The first message that a consumer with room, or this getter, may have."""
-        having = {held.group: holder for holder in self.holders.values() for held in holder.held.values()}
+        holding = [(holder, held.group) for holder in self.holders.values() for held in holder.held.values()]
+        having = {group: holder for holder, group in holding if not holder.picks}
         blocked = {waiting.group for _, _, waiting in self.delayed if waiting.redelivered}
+        # Nobody gets groups out of whose middle messages are picked.
+        blocked |= {group for holder, group in holding if holder.picks}
         passed: set[bytes | None] = set()
         for message in self.ready:
             group, holder, found = message.group, None, getter
@@ -397,6 +402,18 @@ class ListModel:
         else:
             self.outcome.got_nothing.append(holder.key)
 
+    def pick(self, holder: Holder, position: int) -> None:
+        self.end_waits()
+        self.expire()
+        message = next((message for message in self.ready if message.seq == position), None)
+        if message is None or (message.expires_at is not None and message.expires_at <= self.now):
+            self.outcome.got_nothing.append(holder.key)
+            return
+        self.ready.remove(message)
+        if not holder.no_ack:
+            self.holders[holder.key] = holder
+        self.hand(holder, message)
+
     # -- settling
 
     def take(self, key: Key, low: int, high: int) -> list[Message]:
@@ -420,7 +437,11 @@ class ListModel:
             self.gone(message, "rejected")
 
     def put_back(self, key: Key, low: int, high: int, failed: bool = False) -> None:
+        holder = self.holders.get(key)
         messages = self.take(key, low, high)
+        if holder is not None and holder.picks:
+            self.put_picked(messages)
+            return
         limit, strict = self.settings.delivery_limit, self.settings.strict
         waits = self.settings.retry_type != "disabled"
         kept = 0
@@ -442,6 +463,16 @@ class ListModel:
                 self.outcome.returned.append((message.seq, message.attempts))
             self.come_back(message)
         if (kept or self.delayed) and self.settings.overflow == "drop-head":
+            self.drop_over_limit()
+
+    def put_picked(self, messages: list[Message]) -> None:
+        for message in messages:
+            self.became(message, "queued")
+            if message.redelivered:
+                self.come_back(message)
+            else:
+                self.ready_again(message)
+        if messages and self.settings.overflow == "drop-head":
             self.drop_over_limit()
 
     def drop(self, message: Message, reason: str, limit: str = "") -> None:

@@ -76,7 +76,11 @@ def consumers(draw: st.DrawFn) -> Command:
     )
     consumer.paused = draw(st.booleans())
     consumer.next_id = draw(U64)
-    return draw(st.sampled_from(["attach", "get"])), consumer
+    verb = draw(st.sampled_from(["attach", "get"]))
+    if verb == "get" and draw(st.booleans()):
+        consumer.limit(0, consumer.window_limit)
+        consumer.position = draw(st.integers(1, (1 << 63) - 1))
+    return verb, consumer
 
 
 commands = st.one_of(
@@ -114,7 +118,7 @@ def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tupl
         consumer: Consumer = command[1]
         limits = consumer.own_prefetch, consumer.window_limit, consumer.prefetch, consumer.next_id
         flags = consumer.no_ack, consumer.exclusive, consumer.paused, consumer.priority
-        return verb, keyed(consumer.key), limits, flags
+        return verb, keyed(consumer.key), consumer.position, limits, flags
     if verb in ENQUEUES:
         run: Run = command[1]
         sizes = list(run.sizes) if run.sizes is not None else list(map(len, run.contents or ()))

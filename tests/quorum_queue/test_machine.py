@@ -33,6 +33,8 @@ from tests.quorum_queue.list_model import Holder, Key, ListModel, Message, Outco
 PRIORITY_MAX = 3
 CONSUMERS = [("n1", 1, "c1"), ("n1", 2, "c2"), ("n2", 1, "c3"), ("n2", 1, "c4")]
 GETTERS = [("n1", 1, "g1"), ("n2", 1, "g2")]
+#: They get messages by their positions; the second one without acks.
+PICKERS = [("n1", 1, "p1"), ("n2", 1, "p2")]
 TTLS = st.none() | st.sampled_from([0, 3, 10, 40])
 LIMITS = st.none() | st.integers(0, 12)
 #: Exchange and routing key, of one letter each, and the group behind them.
@@ -242,18 +244,35 @@ class MachineComparison(RuleBasedStateMachine):
     @rule(key=st.sampled_from(GETTERS))
     def get(self, key: Key) -> None:
         self.flush()
-        no_ack = key == GETTERS[1]
-        consumer = self.machine.consumers.by_key.get(key)
-        holder = self.model.holders.get(key)
-        assert (consumer is None) == (holder is None)
-        if consumer is None or holder is None:
-            consumer = Consumer(key, no_ack=no_ack)
-            consumer.attached = False
-            consumer.next_id = self.next_getter_id
-            holder = Holder(key, no_ack, attached=False, next_id=self.next_getter_id)
-        getter = holder
-        self.submit(("get", consumer), lambda: self.model.get(getter), True)
+        consumer, holder = self.getter(key, key == GETTERS[1], 0)
+        self.submit(("get", consumer), lambda: self.model.get(holder), True)
         self.next_getter_id = max(self.next_getter_id, consumer.next_id)
+
+    @rule(key=st.sampled_from(PICKERS), data=st.data())
+    def pick(self, key: Key, data: st.DataObject) -> None:
+        self.flush()
+        ready = [message.seq for message in self.model.ready]
+        position = data.draw(
+            st.sampled_from(ready) if ready else st.integers(1, self.model.next_seq)
+        )  # fmt: skip
+        consumer, holder = self.getter(key, key == PICKERS[1], position)
+        self.submit(("get", consumer), lambda: self.model.pick(holder, position), True)
+        known = self.machine.consumers.by_key.get(key)
+        self.next_getter_id = max(self.next_getter_id, 0 if known is None else known.next_id)
+
+    def getter(self, key: Key, no_ack: bool, position: int) -> tuple[Consumer, Holder]:
+        """Return a new getter, or the one that holds messages."""
+        known, holder = self.machine.consumers.by_key.get(key), self.model.holders.get(key)
+        assert (known is None) == (holder is None)
+        if known is not None and holder is not None and not position:
+            return known, holder
+        consumer = Consumer(key, no_ack=no_ack, position=position)
+        consumer.attached = False
+        consumer.next_id = self.next_getter_id
+        holder = holder or Holder(
+            key, no_ack, attached=False, next_id=self.next_getter_id, picks=position > 0
+        )
+        return consumer, holder
 
     @rule(data=st.data(), verb=st.sampled_from(["settle", "return", "fail", "discard"]), now=st.booleans())
     def settle(self, data: st.DataObject, verb: str, now: bool) -> None:
@@ -389,6 +408,8 @@ class MachineComparison(RuleBasedStateMachine):
         ready = plain(machine.ready.runs())
         assert ready == [plain_of(message) for message in model.ready]
         assert plain(self.peeked()) == ready
+        both = [*ready, *(plain_of(message) for _, _, message in model.delayed)]
+        assert plain(self.peeked(waiting=True)) == both
         waiting = [(due, message) for due, run in machine.delayed.items() for message in plain([run])]
         assert waiting == [(due, plain_of(message)) for due, _, message in model.delayed]
         assert (machine.ready.count, machine.delayed.count) == (len(model.ready), len(waiting))
@@ -431,11 +452,11 @@ class MachineComparison(RuleBasedStateMachine):
             recent = [row.message_id for row in list(model.rows.values())[-6:]]
             self.compare_record(machine.record, set(recent))
 
-    def peeked(self) -> list[Run]:
+    def peeked(self, *, waiting: bool = False) -> list[Run]:
         """Look at all ready messages, a few at a time."""
         found: list[Run] = []
         place = HEAD
-        while page := peek(self.machine, place, 3, 12):
+        while page := peek(self.machine, place, 3, 12, waiting=waiting):
             assert 1 <= sum(len(seen.run.seqs) for seen in page) <= 3
             assert len(page) == len(page[0].run.seqs) == 1 or sum(seen.run.size for seen in page) <= 12
             found += [seen.run for seen in page]

@@ -125,6 +125,10 @@ class Failures:
         """Return the queues that are stopped now."""
         return [failure for failure in self._known.values() if self._is_stopped(failure)]
 
+    def last(self, queue: Queue) -> Failure | None:
+        """Return the last failure of a queue that this node remembers, whether it is stopped or not."""
+        return self._known.get(queue.queue_id)
+
     def find(self, queue: Queue) -> Failure | None:
         failure = self._known.get(queue.queue_id)
         return failure if failure is not None and self._is_stopped(failure) else None

@@ -19,13 +19,14 @@ from pamqp import base, commands
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology.events import ACTING
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.channel.moving import publish_unchanged
+from amqp_server.channel.moving import Picked, pick, publish_unchanged
 from amqp_server.connection.outbox import UnheldOutbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S
 from amqp_server.management.request.time_slices import Rest
 from amqp_server.wire import content, frames, methods, tables
+from quorum_queue.ports import Refused
 
 CHANNEL = 1
 #: Time to read a stream, s: with a filter, nothing says that there are no more matching messages.
@@ -53,6 +54,14 @@ class Content(NamedTuple):
         return MESSAGE_BYTES + len(self.body) + sum(map(len, self.properties.raw.values()))
 
 
+class Carried(NamedTuple):
+    """A message on its way to another queue, with the exchange and the routing key of its publish."""
+
+    exchange: str
+    routing_key: str
+    content: Content
+
+
 class Got(NamedTuple):
     """A message that was got from a queue and is not settled."""
 
@@ -62,6 +71,10 @@ class Got(NamedTuple):
     @property
     def tag(self) -> int:
         return self.ok.delivery_tag or 0
+
+    @property
+    def carried(self) -> Carried:
+        return Carried(self.ok.exchange or "", self.ok.routing_key or "", self.content)
 
 
 class Read(NamedTuple):
@@ -220,6 +233,40 @@ class Direct:
                     await self._answered.wait()
         return found[:count]
 
+    async def pick(self, queue: Queue, positions: Sequence[int]) -> list[Got]:
+        """Take the messages at these positions out of a queue, as many as are still there, in this order.
+        Those that are not acked return to their places when the session ends.
+
+        Raises NotFound, ResourceLocked, Unavailable.
+        """
+        found: list[Got] = []
+        refused: list[Refused] = []
+        left, done = len(positions), trio.Event()
+
+        def told(got: Picked | Refused | None) -> None:
+            nonlocal left
+            left -= 1
+            if isinstance(got, Refused):
+                refused.append(got)
+            elif got is not None:
+                payload, body = content.split(got.item)
+                ok = commands.Basic.GetOk(got.tag, got.redelivered, got.exchange, got.routing_key)
+                found.append(Got(ok, Content(content.Properties.parse(payload, checked=True), body)))
+            if not left:
+                done.set()
+
+        def ask() -> None:
+            pick(self._session.channels[CHANNEL], queue, positions, told)
+
+        self._turn.run(ask)
+        with trio.move_on_after(ANSWER_S):
+            if positions:
+                await done.wait()
+        if refused or left:
+            text = refused[0].text if refused else f"no answer in {ANSWER_S:g} s; try again"
+            raise Unavailable(f"queue '{queue.name}': {text}")
+        return sorted(found, key=lambda got: got.tag)
+
     async def hand_on(
         self,
         queue: Queue,
@@ -231,53 +278,74 @@ class Direct:
         """Publish the messages of `got` to another queue, and ack those that it has confirmed; return how
         many. `one_by_one`: other messages that were got before them stay unsettled.
 
-        The channel is in confirm mode. Messages that the queue refuses stay unsettled.
+        The channel is in confirm mode. Messages that the queue refuses stay unsettled, and all of them if it
+        does not answer: they are requeued when the session ends.
+        """
+        taken = await self.give(queue, [each.carried for each in got], synced)
+        if len(taken) == len(got) and not one_by_one:
+            await self.ask(commands.Basic.Ack(got[-1].tag, True))
+        else:
+            await self.ack([got[index] for index in taken])
+        return len(taken)
+
+    async def ack(self, got: Iterable[Got]) -> None:
+        """Ack these messages and no others, in one turn."""
+        acks = [commands.Basic.Ack(each.tag, False) for each in got]
+        if acks:
+            await self.ask(acks[0], *map(_encoded, acks[1:]))
+
+    async def give(
+        self, queue: Queue, messages: Sequence[Carried], synced: Callable[[], Awaitable[None]]
+    ) -> list[int]:
+        """Publish messages to a queue, and to no other; return the indexes of those that it has confirmed.
+        Raises Unavailable.
+
+        The channel is in confirm mode.
         """
         channel = self._session.channels[CHANNEL]
         confirms = channel.confirms
         assert confirms is not None
-        tags: dict[int, int] = {}
-        for each in got:
+        indexes: dict[int, int] = {}
+        for index, each in enumerate(messages):
             number, routed = confirms.next_number, list[bool]()
             self._turn.run(self._turn.contain, self._session, self._hand_on, queue, each, routed)
             if routed == [True]:
-                tags[number] = each.tag
+                indexes[number] = index
         with trio.move_on_after(ANSWER_S) as waiting:
             await synced()
-            taken = await self._confirmed(tags)
+            taken = await self._confirmed(indexes)
         if waiting.cancelled_caught:
-            # The messages are requeued when the session ends.
             raise Unavailable(f"queue '{queue.name}' has not answered; it may have some of the messages")
-        if len(taken) == len(got) and not one_by_one:
-            await self.ask(commands.Basic.Ack(got[-1].tag, True))
-        else:
-            for tag in taken:
-                await self.ask(commands.Basic.Ack(tag, False))
-        return len(taken)
+        return taken
 
-    async def _confirmed(self, tags: dict[int, int]) -> list[int]:
-        """Wait for the answers to publishes; return the delivery tags of the messages that were confirmed."""
+    async def _confirmed(self, indexes: dict[int, int]) -> list[int]:
+        """Wait for the answers to publishes, of which each number stands for an index; return the indexes of
+        messages that were confirmed.
+        """
         taken: list[int] = []
-        while tags:
+        while indexes:
             self._answered = trio.Event()
             answers = self.answers()
             for answer in answers:
                 if not isinstance(answer, (commands.Basic.Ack, commands.Basic.Nack)):
                     continue
                 last = answer.delivery_tag or 0
-                numbers = [number for number in tags if number == last or (answer.multiple and number < last)]
-                answered = [tags.pop(number) for number in numbers]
+                numbers = [
+                    number for number in indexes if number == last or (answer.multiple and number < last)
+                ]
+                answered = [indexes.pop(number) for number in numbers]
                 if isinstance(answer, commands.Basic.Ack):
                     taken += answered
-            if tags and not answers:
+            if indexes and not answers:
                 await self._answered.wait()
         return taken
 
-    def _hand_on(self, queue: Queue, got: Got, routed: list[bool]) -> None:
-        channel, (properties, body) = self._session.channels[CHANNEL], got.content
-        exchange, key = got.ok.exchange or "", got.ok.routing_key or ""
+    def _hand_on(self, queue: Queue, message: Carried, routed: list[bool]) -> None:
+        channel, (properties, body) = self._session.channels[CHANNEL], message.content
         assert isinstance(body, bytes)
-        routed.append(publish_unchanged(channel, queue, exchange, key, properties, body))
+        routed.append(
+            publish_unchanged(channel, queue, message.exchange, message.routing_key, properties, body)
+        )
 
     def _answers(self, data: bytes) -> Iterator[base.Frame | Content]:
         frames_ = _Frames([data])

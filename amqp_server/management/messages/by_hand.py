@@ -17,7 +17,7 @@ from amqp_server.broker.access.users import IMPERSONATOR
 from amqp_server.broker.topology.consumer_groups import streams_of
 from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
-from amqp_server.management.changes.internal_session import Direct, Takes
+from amqp_server.management.changes.internal_session import Direct, Read, Takes
 from amqp_server.management.request.answer import Refusal, bad_request, with_code
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.payloads import Messages, MessageView
@@ -290,6 +290,34 @@ async def read_messages(
 
     Raises PreconditionFailed if the queue is no stream, and for invalid arguments.
     """
+    found = await read_stream(broker, vhost, stream, arguments, count, takes, rest)
+    return [
+        (
+            each.offset,
+            MessageView(
+                exchange=each.deliver.exchange or "",
+                routing_key=each.deliver.routing_key or "",
+                redelivered=False,
+                message_count=0,
+                properties=partial(properties_of, each.content.properties),
+                body=each.content.body,
+                size=each.content.size,
+            ),
+        )
+        for each in found
+    ]
+
+
+async def read_stream(
+    broker: Broker,
+    vhost: str,
+    stream: str,
+    arguments: Mapping[str, object],
+    count: int,
+    takes: Takes | None = None,
+    rest: Rest = trio.lowlevel.checkpoint,
+) -> list[Read]:
+    """See read_messages."""
     queue = broker.vhost(vhost).queues.get(stream)
     if queue is None:
         raise NotFound(f"no queue '{stream}' in vhost '{vhost}'")
@@ -308,23 +336,8 @@ async def read_messages(
         return []
     with Direct(broker, vhost, ITSELF) as direct:
         found = await direct.read(stream, arguments, count, GET_BYTES_MAX, end, takes or _take_all, rest)
-    return [
-        (
-            each.offset,
-            MessageView(
-                exchange=each.deliver.exchange or "",
-                routing_key=each.deliver.routing_key or "",
-                redelivered=False,
-                message_count=0,
-                properties=partial(properties_of, each.content.properties),
-                body=each.content.body,
-                size=each.content.size,
-            ),
-        )
-        for each in found
-        # The stream may have got messages since `end` was read.
-        if each.offset < end
-    ]
+    # The stream may have got messages since `end` was read.
+    return [each for each in found if each.offset < end]
 
 
 async def _offsets(broker: Broker, host: StreamHost) -> range | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 from pamqp import commands
@@ -14,9 +14,12 @@ from amqp_server.broker.topology.consumer_groups import refuse_publish
 from amqp_server.errors import NotFound
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got
+from amqp_server.management.messages import peeking
 from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_blocked, require_read
-from amqp_server.management.request.answer import bad_request, not_found
+from amqp_server.management.messages.conditions import Conditions, Message, given, wanted
+from amqp_server.management.request.answer import bad_request, known, not_found
 from amqp_server.management.request.call import Call
+from quorum_queue.machine import versions
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -58,25 +61,120 @@ async def _to_move(call: Call, queue: Queue, count: int | None) -> int:
     return min(queue.host.ready_count, MOVE_MAX if count is None else count)
 
 
-class MoveRequest(msgspec.Struct):
+class MoveRequest(Conditions, kw_only=True):
     #: Queue in the same vhost.
     destination: str
-    #: Number of messages from the head of the queue; all that it has now unless given.
+    #: Number of messages from the head of the queue, or of messages that fulfil the conditions; all that it
+    #: has now unless given.
     count: int | None = None
+    #: With conditions: the place of a message; begin behind it. By default at the head.
+    after: str = ""
 
 
 async def move(call: Call) -> Any:
     """Answer with the number of moved messages, and with the number of messages after them that the other
-    queue refused.
+    queue refused. With conditions: of those in a part of the queue; `next` is its end.
     """
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(MoveRequest)
     queue = _source(call, vhost, name)
     if asked.destination == name:
         raise bad_request("destination is the queue itself")
-    count = await _to_move(call, queue, asked.count)
-    moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
-    return {"moved": moved, "refused": refused}
+    if not given(asked):
+        if asked.after:
+            raise bad_request("after needs conditions: header, routing_key or contains")
+        count = await _to_move(call, queue, asked.count)
+        moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
+        return {"moved": moved, "refused": refused}
+    broker = call.broker
+    refuse_while_blocked(broker)
+    destination = destination_of(broker, vhost, asked.destination)
+    part = await _matching(call, queue, asked, asked.after, asked.count)
+    moved = refused = 0
+    async with confirming(broker, vhost) as direct:
+        for positions in _portions(part.positions):
+            got = await _pick(direct, queue, asked, positions)
+            taken = await direct.hand_on(destination, got, call.parts.commits.barrier, one_by_one=True)
+            moved += taken
+            if taken < len(got):
+                refused = len(got) - taken
+                break
+    return {"moved": moved, "refused": refused, "looked_at": part.looked_at, "next": part.next}
+
+
+class PurgeRequest(Conditions, kw_only=True):
+    #: Number of messages that are purged, at most; all that fulfil the conditions unless given.
+    count: int | None = None
+    #: The place of a message; begin behind it. By default at the head.
+    after: str = ""
+
+
+async def purge(call: Call) -> Any:
+    """Purge messages that fulfil conditions, in a part of the queue. Answer with their number; `next` is the
+    end of the part.
+    """
+    vhost, name = call.own_vhost(), call.path["name"]
+    asked = call.read(PurgeRequest)
+    require_read(call, vhost, name)
+    queue = known(call.broker.vhost(vhost).queues.get(name))
+    if not given(asked):
+        raise bad_request("no condition is given: header, routing_key or contains")
+    part = await _matching(call, queue, asked, asked.after, asked.count)
+    purged = 0
+    with Direct(call.broker, vhost, ITSELF) as direct:
+        for positions in _portions(part.positions):
+            got = await _pick(direct, queue, asked, positions)
+            await direct.ack(got)
+            purged += len(got)
+    return {"purged": purged, "looked_at": part.looked_at, "next": part.next}
+
+
+class _Part(NamedTuple):
+    """The messages in a part of a queue that fulfil conditions."""
+
+    positions: list[int]
+    looked_at: int
+    #: Where to go on, None at the end of the queue.
+    next: str | None
+
+
+async def _matching(call: Call, queue: Queue, asked: Conditions, after: str, count: int | None) -> _Part:
+    """Look at as many messages as one request may. Raises Refusal."""
+    if queue.type.is_stream:
+        raise bad_request(f"queue '{queue.name}' is a stream: its messages stay")
+    if count is not None and not 1 <= count <= MOVE_MAX:
+        raise bad_request(f"count must be 1 to {MOVE_MAX}")
+    if call.broker.replication.version < versions.PICKS:
+        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
+    query = peeking.Query(after=after, count=peeking.COUNT_MAX, truncate=0, **given(asked))
+    page = await peeking.look(call, queue, query)
+    places = [row["place"] for row in page["messages"]]
+    end = page["next"]
+    if count is not None and len(places) > count:
+        places = places[:count]
+        end = places[-1]
+    return _Part([int(place.partition(".")[2]) for place in places], page["looked_at"], end)
+
+
+def _portions(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(positions), MOVED_AT_ONCE):
+        yield positions[start : start + MOVED_AT_ONCE]
+
+
+async def _pick(direct: Direct, queue: Queue, asked: Conditions, positions: Sequence[int]) -> list[Got]:
+    """Take the messages at these positions that fulfil the conditions. After a restart of a node, others may
+    have the positions of transient ones that were lost; they return to their places in the end.
+    """
+    wants = list(wanted(asked))
+    found = await direct.pick(queue, positions)
+    return [each for each in found if all(fulfils(_as_message(each)) for fulfils in wants)]
+
+
+def _as_message(got: Got) -> Message:
+    body = got.content.body
+    assert isinstance(body, bytes)
+    exchange, routing_key, (properties, _) = got.carried
+    return Message("", exchange, routing_key, bool(got.ok.redelivered), lambda: properties, body)
 
 
 class RedriveRequest(msgspec.Struct):
@@ -99,8 +197,18 @@ async def redrive(call: Call) -> Any:
 # -- of the broker
 
 
+def destination_of(broker: Broker, vhost: str, name: str) -> Queue:
+    """Return the queue to move messages to. Raises NotFound, and AccessRefused for a consumer group."""
+    queue = broker.vhost(vhost).queues.get(name)
+    if queue is None:
+        raise NotFound(f"no queue '{name}' in vhost '{vhost}'")
+    if queue.type.is_group:
+        raise refuse_publish(queue)
+    return queue
+
+
 @asynccontextmanager
-async def _confirming(broker: Broker, vhost: str) -> AsyncIterator[Direct]:
+async def confirming(broker: Broker, vhost: str) -> AsyncIterator[Direct]:
     """Open a session in which publishes are confirmed."""
     with Direct(broker, vhost, ITSELF) as direct:
         await direct.ask(commands.Confirm.Select())
@@ -117,13 +225,9 @@ async def move_messages(
     """
     broker = parts.broker
     refuse_while_blocked(broker)
-    queue = broker.vhost(vhost).queues.get(destination)
-    if queue is None:
-        raise NotFound(f"no queue '{destination}' in vhost '{vhost}'")
-    if queue.type.is_group:
-        raise refuse_publish(queue)
+    queue = destination_of(broker, vhost, destination)
     moved = 0
-    async with _confirming(broker, vhost) as direct:
+    async with confirming(broker, vhost) as direct:
         while moved < count:
             got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
             if not got:
@@ -142,7 +246,7 @@ async def redrive_messages(parts: ManagedParts, vhost: str, source: str, count: 
     broker = parts.broker
     refuse_while_blocked(broker)
     moved = seen = 0
-    async with _confirming(broker, vhost) as direct:
+    async with confirming(broker, vhost) as direct:
         while seen < count:
             got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE))
             if not got:

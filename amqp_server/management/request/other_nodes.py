@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import trio
@@ -47,11 +47,19 @@ class Answers:
         return [row for rows in self.rows.values() for row in rows]
 
 
+class Instead(NamedTuple):
+    """A request (GET) that the other nodes get, with the parts of this call's path, instead of its own."""
+
+    route: str
+    query: dict[str, str]
+
+
 async def ask_others(
     call: Call,
     nodes: Sequence[str] | None = None,
     part: Part | None = None,
     passed_on: Sequence[str] = PASSED_ON,
+    instead: Instead | None = None,
 ) -> Answers:
     """Send the request of this call to the other nodes, or to some; each answers with its own part. They get
     these fields of its query.
@@ -60,12 +68,13 @@ async def ask_others(
     others = call.parts.others
     if call.local or others is None:
         return answers
+    query = {name: call.query[name] for name in passed_on if name in call.query}
     question = encode(
         Question(
-            method=call.method,
-            path=call.route,
+            method=call.method if instead is None else "GET",
+            path=call.route if instead is None else instead.route,
             parts=dict(call.path),
-            query={name: call.query[name] for name in passed_on if name in call.query},
+            query=query if instead is None else instead.query,
             user=call.user.name,
             reason=call.reason,
             scopes=None if call.scopes is None else list(call.scopes),
@@ -109,12 +118,14 @@ async def ask_others(
     return answers
 
 
-async def ask_node(call: Call, name: str, passed_on: Sequence[str] = PASSED_ON) -> Answers:
+async def ask_node(
+    call: Call, name: str, passed_on: Sequence[str] = PASSED_ON, instead: Instead | None = None
+) -> Answers:
     """Ask one other node. Raises Refusal if there is no node of this name."""
     others = call.parts.others
     if call.local or others is None or name not in others.names():
         raise not_found()
-    return await ask_others(call, [name], passed_on=passed_on)
+    return await ask_others(call, [name], passed_on=passed_on, instead=instead)
 
 
 Handler = Callable[[Call], Awaitable[Any]]

@@ -96,6 +96,8 @@ async def catch_up(broker: Broker) -> None:
 async def explain(broker: Broker, queue: Queue) -> dict[str, Any]:
     copy = await _copy(broker, queue)
     return {
+        "obstacles": _obstacles(broker, queue),
+        "events": _events(broker, queue),
         "settings": [msgspec.structs.asdict(each) for each in settings_of(queue)],
         # Settings of a replicated queue take effect at an entry of its log.
         "settings_in_force": queue.type.is_stream or queue.type.is_group or _are_in_force(queue),
@@ -105,6 +107,55 @@ async def explain(broker: Broker, queue: Queue) -> dict[str, Any]:
             for each in decisions_of(queue.type.name)
         ],
     }
+
+
+def _obstacles(broker: Broker, queue: Queue) -> list[str]:
+    """Say why the queue takes or delivers nothing now, as far as this node knows."""
+    found: list[str] = []
+    failure = broker.failures.find(queue)
+    if failure is not None:
+        how = "set aside until `mqctl retry_failed`" if failure.set_aside else "to be restarted soon"
+        found.append(f"it has failed on this node and is {how}: {failure.reason}")
+    group = getattr(queue.host, "group", None)
+    if isinstance(group, Group) and not group.core.leader:
+        found.append("this node knows no leader of it: is there a majority?")
+    absent = broker.hosts.absent_home(queue)
+    if absent:
+        found.append(f"its only node {absent} is down")
+    if broker.alarms.active:
+        found.append(f"publishers are blocked: {broker.alarms.reason}")
+    host, settings = queue.host, queue.settings
+    if isinstance(host, QueueHost) and settings.overflow != "drop-head" and not found:
+        _, ready, _, delayed = host.counts()
+        if settings.max_length is not None and ready + delayed >= settings.max_length:
+            found.append(
+                f"it refuses messages: it has {ready + delayed} of {settings.max_length} (max-length)"
+            )
+        limit, size = settings.max_length_bytes, getattr(host, "ready_bytes", 0)
+        if limit is not None and size >= limit:
+            found.append(f"it refuses messages: it has {size} of {limit} bytes (max-length-bytes)")
+    return found
+
+
+def _events(broker: Broker, queue: Queue) -> list[dict[str, Any]]:
+    """Return what happened to the queue on this node since its start, the oldest first: times of the wall
+    clock in ms, and what.
+    """
+    found: list[dict[str, Any]] = []
+    group = getattr(queue.host, "group", None)
+    if isinstance(group, Group):
+        for led in group.leaders:
+            what = f"{led.leader} leads, term {led.term}" if led.leader else "no leader is known"
+            found.append({"at": led.at_ms, "what": what})
+    failure = broker.failures.last(queue)
+    if failure is not None:
+        clock = broker.clock
+        ahead_ms = clock.wall_ms() - clock.monotonic_ms()
+        found.append({"at": failure.since_ms + ahead_ms, "what": f"failed: {failure.reason}"})
+        if failure.serving_since_ms:
+            what = f"serves again after restart {failure.attempts}"
+            found.append({"at": failure.serving_since_ms + ahead_ms, "what": what})
+    return sorted(found, key=lambda event: event["at"])
 
 
 def _are_in_force(queue: Queue) -> bool:

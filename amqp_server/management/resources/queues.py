@@ -126,6 +126,7 @@ class QueueReads:
             ready,
             unacked,
             delayed,
+            host.oldest_age_ms() if ready else None,
         )
 
     def limits(self, queue: Queue) -> Sequence[Any]:
@@ -214,6 +215,9 @@ COLUMNS = Table(
         Column("messages_unacknowledged", "integer", QueueReads.counts, _TOTAL),
         #: Returned messages that wait before they are ready again.
         Column("messages_delayed", "integer", QueueReads.counts, types=_HAVE_RETRIES),
+        #: Age of the oldest ready message; of those that were there when a single node started, the time
+        #: since then.
+        Column("oldest_message_age_ms", "integer?", QueueReads.counts, types=_HAVE_RETRIES),
         Column("delivery_limit", "integer|string", QueueReads.limits, types=frozenset({QUORUM})),
         #: Which returned messages wait, and how long.
         Column("delayed_retry", "string", QueueReads.limits, types=frozenset({QUORUM})),

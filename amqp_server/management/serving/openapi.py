@@ -37,7 +37,9 @@ _PART = re.compile(r"\{(\w+)\}")
 _WORDS = re.compile(r"\w+")
 
 #: Nouns that names of operations begin with, where the module of their handlers has another name.
-NOUNS = {"failed_queues": "failed"} | dict.fromkeys(("by_hand", "moving", "peeking", "status"), "messages")
+NOUNS = {"failed_queues": "failed"} | dict.fromkeys(
+    ("by_hand", "carrying", "moving", "peeking", "status"), "messages"
+)
 
 REFUSALS = {
     400: "The request is wrong.",

@@ -52,6 +52,8 @@ class Looked:
         self.traffic = Traffic()
         self.streams = self.segments = self.stream_bytes = 0
         self.groups = self.led = self.leaderless = 0
+        #: Age of the oldest ready message of all queues.
+        self.oldest_age_s = 0.0
 
     def at_session(self, session: Session) -> None:
         self.connections += 1
@@ -204,6 +206,12 @@ class Measures:
     def own(self, looked: Looked) -> Iterator[OwnMetric]:
         yield from self._store()
         yield from self._memory()
+        yield _one(
+            "mqd_oldest_message_age_seconds",
+            "gauge",
+            "Age of the oldest ready message in the queues that this node reports",
+            looked.oldest_age_s,
+        )
         yield _one("mqd_streams", "gauge", "Streams on this node", looked.streams)
         yield _one("mqd_stream_segments", "gauge", "Segments of all streams", looked.segments)
         yield _one("mqd_stream_bytes", "gauge", "Bytes of all streams", looked.stream_bytes)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 PREFIX, DETAILED_PREFIX = "rabbitmq_", "rabbitmq_detailed_"
-HEAD_TIMESTAMP = "queue_head_message_timestamp"
+HEAD_TIMESTAMP, OLDEST_AGE = "queue_head_message_timestamp", "mqd_queue_oldest_message_age_seconds"
 #: Lines that are made in one step.
 LINES_AT_ONCE = 250
 
@@ -36,6 +36,10 @@ class Metric(NamedTuple):
     name: str
     kind: str
     help: str
+
+    def shown(self, prefix: str) -> str:
+        """Return its name with this prefix; what RabbitMQ does not have begins with mqd_ everywhere."""
+        return self.name if self.name.startswith("mqd_") else prefix + self.name
 
 
 def _metrics(family: str, kind: str, *told: tuple[str, str]) -> tuple[Metric, ...]:
@@ -189,12 +193,13 @@ QUEUE = (
         ("queue_messages_ready_bytes", "Size in bytes of ready messages"),
         ("queue_messages_unacked_bytes", "Size in bytes of all unacknowledged messages"),
         ("queue_head_message_timestamp", "Timestamp of the first message in the queue, if any"),
+        (OLDEST_AGE, "Age of the oldest ready message, if any"),
     ),
 )
 #: Metrics whose sums have no meaning.
-NOT_SUMMED = frozenset(
-    {"queue_consumer_capacity", "queue_consumer_utilisation", "queue_head_message_timestamp"}
-)
+NOT_SUMMED = frozenset({"queue_consumer_capacity", "queue_consumer_utilisation", HEAD_TIMESTAMP, OLDEST_AGE})
+#: Metrics of which 0 is no value.
+NOT_ZERO = frozenset({HEAD_TIMESTAMP, OLDEST_AGE})
 RAFT = (
     *_metrics("ra_metrics", "counter", ("raft_term_total", "Current Raft term number")),
     *_metrics(
@@ -348,6 +353,7 @@ def queue_values(queue: Queue) -> tuple[float, ...]:
         unacked_bytes,
         # 0 is no value, and has no line.
         head_timestamp(host) or 0,
+        (host.oldest_age_ms() or 0) / 1000,
     )
 
 
@@ -568,7 +574,7 @@ class Scrape:
                 yield metric, position
 
     async def _lines(self, metric: Metric, table: Table, position: int) -> AsyncGenerator[bytes, None]:
-        name, rows = self._prefix + metric.name, table.rows
+        name, rows = metric.shown(self._prefix), table.rows
         head = _head(name, metric.kind, metric.help)
         if not rows and not self._per_object:
             yield f"{head}{name} 0\n".encode()
@@ -576,7 +582,7 @@ class Scrape:
         for start in range(0, len(rows), LINES_AT_ONCE):
             await self._slices.rest()
             part = rows[start : start + LINES_AT_ONCE]
-            if metric.name == HEAD_TIMESTAMP:
+            if metric.name in NOT_ZERO:
                 part = [row for row in part if row[1][position]]
             text = "".join([f"{name}{told} {values[position]}\n" for told, values in part])
             yield (head + text if not start else text).encode()
@@ -604,7 +610,9 @@ class Scrape:
                 continue
             told = partial(labels, vhost=vhost, queue=queue.name)
             if is_home:
-                self._note(queues, told, queue_values(queue))
+                values = queue_values(queue)
+                self._looked.oldest_age_s = max(self._looked.oldest_age_s, values[-1])
+                self._note(queues, told, values)
             if is_home or queue.published:
                 self._note(published, told, (queue.published,))
             if isinstance(queue.host, StreamHost):
@@ -723,4 +731,4 @@ def names() -> Iterable[str]:
     )  # fmt: skip
     for table in tables:
         for metric in table:
-            yield PREFIX + metric.name
+            yield metric.shown(PREFIX)

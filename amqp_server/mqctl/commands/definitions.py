@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from typing import Any
 
@@ -11,18 +10,14 @@ import click
 
 from amqp_server.mqctl.client import DATA_ERROR, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
+from amqp_server.mqctl.files import STDIO, private
 from amqp_server.mqctl.progress import progress
 
-STDIO = "-"
 _VHOST = click.option("-p", "--vhost", help="Export or import this virtual host only.")
 
 
 def _path(vhost: str | None) -> tuple[str, ...]:
     return ("definitions",) if vhost is None else ("definitions", vhost)
-
-
-def _private(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
 
 
 @mqctl.command(
@@ -50,8 +45,7 @@ def export_definitions(
         click.echo(told, nl=False)
         return
     try:
-        # The file has password hashes, so only its owner may read it.
-        with open(file, "w", encoding="utf-8", opener=_private) as out:
+        with open(file, "w", encoding="utf-8", opener=private) as out:
             out.write(told)
     except OSError as failure:
         raise Failure(f"{file}: {failure.strerror}", DATA_ERROR) from None

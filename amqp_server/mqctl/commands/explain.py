@@ -8,7 +8,7 @@ from typing import Any
 import click
 
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
-from amqp_server.mqctl.table import show
+from amqp_server.mqctl.table import moment, show
 
 
 @mqctl.group("explain", help="Explains why a queue is as it is: its place, its settings, its decisions.")
@@ -18,8 +18,9 @@ def explain() -> None:
 
 @explain.command(
     "queue",
-    help="Prints the leader and members of a queue, how far the copy of the node at --url is behind, the origin of each "
-    "setting, and which node decides what.",
+    help="Prints the leader and members of a queue, how far the copy of the node at --url is behind, why the queue takes "
+    "nothing now, its last leaders and failures as that node knows them since its start, the origin of each setting, and "
+    "which node decides what.",
 )
 @in_vhost
 @click.argument("name")
@@ -36,6 +37,11 @@ def queue(invocation: Invocation, vhost: str, name: str) -> None:
         click.echo(f"on node {told['node']}")
     if told["copy"] is not None:
         click.echo(_copy(told["asked_node"], told["copy"]))
+    for obstacle in told["obstacles"]:
+        click.echo(f"now: {obstacle}")
+    events = [(moment(each["at"]), each["what"]) for each in told["events"]]
+    if events:
+        show(("since", f"as node {told['asked_node']} knows it"), events, invocation)
     settings = [(each["name"], _shown(each["value"]), _origin(each)) for each in told["settings"]]
     show(("setting", "value", "from"), settings, invocation)
     if not told["settings_in_force"]:

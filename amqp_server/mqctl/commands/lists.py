@@ -23,7 +23,7 @@ def _same(names: str) -> Known:
 QUEUE = _same(
     "name durable auto_delete exclusive arguments type policy operator_policy effective_policy_definition state deliveries_paused publishes_paused protected_from_deletion node consumers messages messages_ready"
     " messages_unacknowledged message_bytes message_bytes_ready message_bytes_unacknowledged message_bytes_ram"
-    " head_message_timestamp consumer_capacity consumer_utilisation exclusive_consumer_tag memory vhost single_active_consumer_tag leader members online"
+    " head_message_timestamp oldest_message_age_ms consumer_capacity consumer_utilisation exclusive_consumer_tag memory vhost single_active_consumer_tag leader members online"
     " first_offset next_offset segments oldest_timestamp lost_messages compression"
     " compacted_offset"
 ) | {"owner_pid": "owner_pid_details.name"}

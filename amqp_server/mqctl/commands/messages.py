@@ -1,12 +1,11 @@
-"""Messages: published and taken, looked at and searched for, moved and redriven, and what became of one."""
+"""Messages: published and taken, looked at and searched for, and what became of one."""
 
 from __future__ import annotations
 
 import base64
 import json
 import sys
-from collections.abc import Callable, Iterator
-from datetime import UTC, datetime
+from collections.abc import Callable
 from typing import Any
 
 import click
@@ -14,11 +13,12 @@ import click
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pairs, pass_invocation
 from amqp_server.mqctl.commands.topology import DEFAULT_EXCHANGE
+from amqp_server.mqctl.looking import conditions, given, ready, seen
 from amqp_server.mqctl.progress import progress
-from amqp_server.mqctl.table import show, show_columns
+from amqp_server.mqctl.table import moment, show, show_columns
 
-#: Messages that one request moves, at most; messages that one request reads.
-MOVED_AT_ONCE, READ_AT_ONCE = 10_000, 1_000
+#: Messages that one request reads, at most.
+READ_AT_ONCE = 1_000
 
 
 def how_many(default: int, most: int | None = None) -> Callable[[Any], Any]:
@@ -134,7 +134,7 @@ def message_status(invocation: Invocation, vhost: str, message_id: str, queue: s
         for failed in told["failed"]:
             click.echo(f"queue '{failed['queue']}' has not answered: {failed['reason']}")
     if not told["known"]:
-        since = _moment(told["recorded_since_ms"]) or "their declaration"
+        since = moment(told["recorded_since_ms"]) or "their declaration"
         raise Failure(
             f"none of {told['asked']} queues knows it; they know everything that they have taken since {since}",
             UNAVAILABLE,
@@ -152,8 +152,8 @@ def _status_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
                 found["queue"],
                 each["state"],
                 each["reason"],
-                _moment(each["queued_ms"]),
-                _moment(each["changed_ms"]),
+                moment(each["queued_ms"]),
+                moment(each["changed_ms"]),
                 str(each["deliveries"]),
                 name if consumer is None else f"{name} on {consumer['node']}",
                 "" if to is None else to or DEFAULT_EXCHANGE,
@@ -162,72 +162,8 @@ def _status_rows(found: dict[str, Any]) -> list[tuple[str, ...]]:
     note = found["not_taken"]
     if note is not None:
         state = f"{note['state']}, {note['times']} times" if note["times"] > 1 else note["state"]
-        rows.append((found["queue"], state, note["reason"], "", _moment(note["last_ms"]), "", "", ""))
+        rows.append((found["queue"], state, note["reason"], "", moment(note["last_ms"]), "", "", ""))
     return rows
-
-
-def _moment(ms: int) -> str:
-    """Return a time of the wall clock; empty for none."""
-    if not ms:
-        return ""
-    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(sep=" ", timespec="milliseconds")
-
-
-@mqctl.command(
-    "move",
-    help="Moves messages from the head of a queue to another queue of the same virtual host. No message is lost; after a crash some may be in both.",
-)
-@in_vhost
-@click.argument("queue")
-@click.argument("destination")
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1),
-    help="Number of messages to move; by default as many as the queue has now.",
-)
-@pass_invocation
-def move(invocation: Invocation, vhost: str, queue: str, destination: str, count: int | None) -> None:
-    # An unknown destination is an error also if there is nothing to move.
-    invocation.client.get("queues", vhost, destination)
-    # Not "until it is empty": a destination that dead-letters into the queue would never let that end.
-    left = (
-        count if count is not None else int(invocation.client.get("queues", vhost, queue)["messages_ready"])
-    )
-    moved = 0
-    with progress(f"Moving messages to {destination}"):
-        while left > 0:
-            asked = {"destination": destination, "count": min(left, MOVED_AT_ONCE)}
-            told = invocation.client.post("queues", vhost, queue, "move", body=asked)
-            moved += told["moved"]
-            left -= told["moved"]
-            if told["refused"]:
-                raise Failure(
-                    f"{moved} messages were moved; queue '{destination}' refuses more (x-overflow=reject-publish)",
-                    UNAVAILABLE,
-                )
-            if not told["moved"]:
-                break
-    invocation.say(f"{moved} messages were moved")
-
-
-@mqctl.command(
-    "redrive",
-    help="Moves dead letters from the head of a queue back to the queues in which they died first. Other messages stay, and so do those whose queue is gone or refuses them.",
-)
-@in_vhost
-@click.argument("queue")
-@click.option(
-    "-n",
-    "--count",
-    type=click.IntRange(1, MOVED_AT_ONCE),
-    help="Number of messages to look at; by default as many as the queue has now, 10000 at most.",
-)
-@pass_invocation
-def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None) -> None:
-    with progress(f"Redriving messages of {queue}"):
-        told = invocation.client.post("queues", vhost, queue, "redrive", body={"count": count})
-    invocation.say(f"{told['moved']} messages went back to their queues, {told['kept']} stay")
 
 
 @mqctl.command(
@@ -262,30 +198,24 @@ def _offset(given: str) -> object:
     return int(given) if given.isascii() and given.isdigit() else given
 
 
-def _pages(
-    invocation: Invocation, vhost: str, queue: str, after: str, left: int, **wanted: str
-) -> Iterator[dict[str, Any]]:
-    """Look at `left` messages behind a place. One request looks at a limited number of them, and of bytes."""
-    while left > 0:
-        asked = {"after": after, "count": str(min(left, READ_AT_ONCE)), **wanted}
-        page = invocation.client.get("queues", vhost, queue, "peek", **asked)
-        yield page
-        if page["next"] is None:
-            return
-        left -= page["looked_at"]
-        after = page["next"]
-
-
 SEEN = ("place", "exchange", "routing_key", "redelivered", "properties", "payload")
+_WAITING = click.option(
+    "--waiting",
+    is_flag=True,
+    help="Also messages that wait before they are delivered, behind the others, and when they are due.",
+)
 
 
-def _show_seen(rows: list[dict[str, Any]], invocation: Invocation) -> None:
-    show(SEEN, [[row[column] for column in SEEN] for row in rows], invocation)
+def _show_seen(rows: list[dict[str, Any]], invocation: Invocation, *, waiting: bool) -> None:
+    columns = (SEEN[0], "due", *SEEN[1:]) if waiting else SEEN
+    for row in rows:
+        row["due"] = moment(row.get("due", 0))
+    show(columns, [[row[column] for column in columns] for row in rows], invocation)
 
 
 @mqctl.command(
     "peek",
-    help="Prints the next messages of a queue or stream without taking them: they stay where they are, consumers get them as before, and none of them counts as redelivered. Messages that consumers hold, and those that wait before a retry, are not among them.",
+    help="Prints the next messages of a queue or stream without taking them: they stay where they are, consumers get them as before, and none of them counts as redelivered. Messages that consumers hold are not among them.",
 )
 @in_vhost
 @click.argument("queue")
@@ -297,10 +227,15 @@ def _show_seen(rows: list[dict[str, Any]], invocation: Invocation) -> None:
     help="Begin behind the message at this place, which the column `place` shows. By default at the head.",
 )
 @how_many(10, READ_AT_ONCE)
+@_WAITING
 @pass_invocation
-def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int) -> None:
-    pages = _pages(invocation, vhost, queue, after, count)
-    _show_seen([row for page in pages for row in page["messages"]], invocation)
+def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int, waiting: bool) -> None:
+    pages = seen(invocation, vhost, queue, after, count, **_also(waiting))
+    _show_seen([row for page in pages for row in page["messages"]], invocation, waiting=waiting)
+
+
+def _also(waiting: bool) -> dict[str, str]:
+    return {"waiting": "true"} if waiting else {}
 
 
 @mqctl.command(
@@ -309,13 +244,10 @@ def peek(invocation: Invocation, vhost: str, queue: str, after: str, count: int)
 )
 @in_vhost
 @click.argument("queue")
-@click.option("--header", metavar="NAME=VALUE", help="They have this header with this value.")
-@click.option(
-    "--routing-key", metavar="PATTERN", help="Their routing key matches this regular expression, in any case."
-)
-@click.option("--contains", metavar="TEXT", help="Their payload contains this text.")
+@conditions
 @click.option("--from", "after", metavar="PLACE", default="", help="Begin behind the message at this place.")
 @how_many(100)
+@_WAITING
 @pass_invocation
 def search(
     invocation: Invocation,
@@ -326,21 +258,19 @@ def search(
     contains: str | None,
     after: str,
     count: int,
+    waiting: bool,
 ) -> None:
-    given = {"header": header, "routing_key": routing_key, "contains": contains}
-    wanted = {name: value for name, value in given.items() if value is not None}
+    wanted = given(header, routing_key, contains)
     if not wanted:
         raise Failure("search for what? Give --header, --routing-key or --contains", USAGE)
     rows: list[dict[str, Any]] = []
-    # Not until the end: publishers may be as fast.
-    left = int(invocation.client.get("queues", vhost, queue)["messages_ready"])
-    looked_at = 0
+    looked_at, left = 0, ready(invocation, vhost, queue, waiting=waiting)
     with progress(f"Searching {queue}"):
-        for page in _pages(invocation, vhost, queue, after, left, **wanted):
+        for page in seen(invocation, vhost, queue, after, left, **wanted, **_also(waiting)):
             rows += page["messages"]
             looked_at += page["looked_at"]
             if len(rows) >= count:
                 break
-    _show_seen(rows[:count], invocation)
+    _show_seen(rows[:count], invocation, waiting=waiting)
     if not invocation.json:
         click.echo(f"{looked_at} messages were looked at", err=True)

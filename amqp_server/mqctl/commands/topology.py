@@ -57,16 +57,6 @@ def delete_queue(invocation: Invocation, vhost: str, name: str, if_unused: bool,
 
 
 @mqctl.command(
-    "purge_queue", help="Deletes all messages of a queue, except those that a consumer holds unacked."
-)
-@in_vhost
-@click.argument("name")
-@pass_invocation
-def purge_queue(invocation: Invocation, vhost: str, name: str) -> None:
-    invocation.client.delete("queues", vhost, name, "contents")
-
-
-@mqctl.command(
     "enable_queue_protection_from_deletion",
     help="Protects a queue from deletion, until `mqctl disable_queue_protection_from_deletion`.",
 )

@@ -97,11 +97,14 @@ class LetterWarming(Warming):
 class Peeking(Warming):
     """For a question for messages as they lie. Those that are settled while it waits are left out."""
 
-    __slots__ = ("_behind", "_count", "_done", "_found", "_size")
+    __slots__ = ("_behind", "_count", "_done", "_found", "_size", "_waiting")
 
-    def __init__(self, host: GroupHost, behind: Place, count: int, size: int, done: Peeked) -> None:
+    def __init__(
+        self, host: GroupHost, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool
+    ) -> None:
         super().__init__(host)
         self._behind, self._count, self._size, self._done = behind, count, size, done
+        self._waiting = waiting
         self._found: list[tuple[Seen, Places]] = []
 
     def see(self) -> None:
@@ -111,7 +114,7 @@ class Peeking(Warming):
             self._done(Refused(host.ended_text))
             return
         find = host.replica.find
-        found = peek(host.replica.machine, self._behind, self._count, self._size)
+        found = peek(host.replica.machine, self._behind, self._count, self._size, waiting=self._waiting)
         self._found = [(each, find(each.run.seqs)) for each in found]
         answer: list[Seen] = []
         for each, places in self._found:

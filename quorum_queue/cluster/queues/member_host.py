@@ -158,6 +158,9 @@ class GroupHost(DeferredHost):
         now_ms = self.services.clock.monotonic_ms() + self._time_ahead_ms
         return Order.of(self.replica.machine, now_ms)
 
+    def oldest_age_ms(self) -> int | None:
+        return self.replica.machine.oldest_age_ms(self.services.clock.monotonic_ms() + self._time_ahead_ms)
+
     @property
     def unacked_count(self) -> int:
         return self.replica.machine.unacked_count
@@ -264,8 +267,11 @@ class GroupHost(DeferredHost):
 
         self._when_known(known, done)
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked) -> None:
-        self._when_known(Peeking(self, behind, count, size, done).see, done)
+    def ms_until(self, time_ms: int) -> int:
+        return time_ms - self.services.clock.monotonic_ms() - self._time_ahead_ms
+
+    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
+        self._when_known(Peeking(self, behind, count, size, done, waiting=waiting).see, done)
 
     def _when_known(self, then: Callable[[], None], refused: Callable[[Refused], None]) -> None:
         """Call `then` after everything that clients of any node have had answers to."""

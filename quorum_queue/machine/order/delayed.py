@@ -6,6 +6,7 @@ timer of its own.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
@@ -95,6 +96,27 @@ class Delayed:
         for due_ms in sorted(self._times):
             for run in self._at[due_ms]:
                 yield due_ms, run
+
+    def behind(self, due_ms: int, position: int) -> Iterator[tuple[int, Run, int]]:
+        """Yield the runs behind a message that was seen before, with the times at which they are due, and the
+        index of the first message in each that is meant. If that message is gone, so are those before it that
+        were due at the same time.
+        """
+        # A sorted list is a heap, too.
+        times = self._times
+        if times:
+            times.sort()
+        for at in range(bisect_left(times, due_ms), len(times)):
+            runs, first = self._at[times[at]], 0
+            if times[at] == due_ms:
+                for index, run in enumerate(runs):
+                    if position in run.seqs:
+                        runs, first = runs[index:], run.within(0, position)[1]
+                        break
+            for run in runs:
+                if first < len(run.seqs):
+                    yield times[at], run, first
+                first = 0
 
     def runs(self) -> Iterator[Run]:
         """Yield all runs."""

@@ -189,7 +189,12 @@ class GroupedReady(Ready):
     # -- who has which group ---------------------------------------------------------------------------------
 
     def hold(self, run: Run, consumer: Consumer) -> None:
-        """A consumer holds these messages unacked."""
+        """A consumer holds these messages unacked. Who picks messages out of the middle does not get their
+        groups: nobody does meanwhile.
+        """
+        if consumer.position:
+            self.block(run)
+            return
         if run.heads is None:
             self._hold(group_of(run.head), len(run.seqs), consumer)
             return
@@ -204,10 +209,12 @@ class GroupedReady(Ready):
             holder = self._holders[group] = Holder(consumer)
         holder.count += count
 
-    def release(self, runs: Iterable[Run]) -> None:
-        """Consumers hold these messages no more."""
+    def release(self, runs: Iterable[Run], consumer: Consumer) -> None:
+        """A consumer holds these messages no more."""
         for run in runs:
-            if run.heads is None:
+            if consumer.position:
+                self.unblock(run)
+            elif run.heads is None:
                 self._release(group_of(run.head), len(run.seqs))
             else:
                 for head in run.heads:
@@ -514,6 +521,40 @@ class GroupedReady(Ready):
                 else:
                     self._park(group_of(single.head_of(0)), single)
         return taken
+
+    def pick(self, position: int, now_ms: int) -> Run | None:
+        picked = super().pick(position, now_ms)
+        if picked is not None:
+            return picked
+        for group, heap in self._parked.items():
+            for at, (_, run) in enumerate(heap):
+                if position in run.seqs:
+                    index = position - run.seqs.start
+                    due = run.due_of(index)
+                    return None if due is not None and due <= now_ms else self._cut_out(group, at, index)
+        return None
+
+    def _cut_out(self, group: bytes, at: int, index: int) -> Run:
+        """Take one message of a run that was put aside; those around it stay."""
+        heap = self._parked[group]
+        run = heap[at][1]
+        if self.keeper.active:
+            self.keeper.keep(run)
+        parts = [run.take(index)] if index else []
+        picked = run
+        if len(run.seqs) > 1:
+            picked = run.take(1)
+            parts.append(run)
+        heap[at : at + 1] = [(part.seqs.start, part) for part in parts]
+        heapify(heap)
+        if heap:
+            self._comes_first(heap[0][0], group)
+        else:
+            del self._parked[group]
+        self._parked_count -= 1
+        self.count -= 1
+        self.bytes -= picked.counted_bytes
+        return picked
 
     def _forget_parked(self) -> None:
         self._parked, self._parked_count = {}, 0

@@ -70,6 +70,8 @@ class StoredConsumer(msgspec.Struct, array_like=True):
     next_id: int
     #: (first delivery id, messages). Empty from versions.COLUMNS on: they come in parts of their own.
     held: list[tuple[int, msgspec.Raw]]
+    #: From versions.PICKS on.
+    position: int = 0
 
 
 class OldMachine(msgspec.Struct, array_like=True):
@@ -131,6 +133,8 @@ class Head(msgspec.Struct, array_like=True):
     sealed: bool
     #: From versions.MESSAGE_GROUPS on; see quorum_queue.machine.order.message_groups.
     scanned: int = 0
+    #: Positions and times of arrivals.
+    arrivals: tuple[list[int], list[int]] = ([], [])
     #: From versions.PAUSES on: how often publishes were paused.
     pauses: int = 0
 

@@ -36,6 +36,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.locations import Block, Locations
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import Part
+from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.run import KINDS_MAX, Run
 from quorum_queue.machine.snapshots.columns import column, numbers_of
 from quorum_queue.machine.snapshots.frozen import Held
@@ -68,6 +69,8 @@ _dedup: Final = msgspec.msgpack.Decoder(DedupState | None)
 _replica: Final = msgspec.msgpack.Decoder(ReplicaState)
 _head: Final = msgspec.msgpack.Decoder(Head)
 _blocks: Final = msgspec.msgpack.Decoder(list[StoredBlock])
+#: Fields of a consumer before versions.COLUMNS.
+OLD_CONSUMER_FIELDS: Final = 12
 _ready: Final = msgspec.msgpack.Decoder(list[StoredRun])
 _letters: Final = msgspec.msgpack.Decoder(list[tuple[Reason, StoredRun]])
 _held: Final = msgspec.msgpack.Decoder(list[tuple[int, StoredRun]])
@@ -94,6 +97,7 @@ class View:
 
     __slots__ = (
         "_active",
+        "_arrivals",
         "_blocks",
         "_columns",
         "_consumers",
@@ -126,6 +130,7 @@ class View:
         self._sealed = machine.sealed
         self._scanned = 0 if machine.grouped is None else machine.grouped.scanned
         self._pauses = machine.pauses
+        self._arrivals = list(machine.arrivals.positions), list(machine.arrivals.times)
         #: There are few, for a moment: they are encoded at once.
         self._pended = [_encode(_stored_part(part)) for part in machine.parts.all()]
         self._runs: list[Run] = list(machine.ready.runs())
@@ -188,9 +193,8 @@ class View:
 
     def _encode(self) -> Iterator[None]:
         self._parts.append(bytes((MARK,)))
-        self._put(
-            HEAD, Head(*self._head, self._letters, *self._own, self._sealed, self._scanned, self._pauses)
-        )
+        more = self._sealed, self._scanned, self._arrivals, self._pauses
+        self._put(HEAD, Head(*self._head, self._letters, *self._own, *more))
         for at in range(0, len(self._blocks), PART_BLOCKS):
             self._put(BLOCKS, [_stored_block(block) for block in self._blocks[at : at + PART_BLOCKS]])
             yield
@@ -279,8 +283,8 @@ class View:
         for consumer in self._consumers:
             held = self._moment.held(consumer)
             record = _encode(_stored_consumer(consumer, held, consumer is self._active))
-            # Its last field is an empty array.
-            parts.append(record[:-1])
+            # The last of the fields of these versions is an array, empty here; behind it is the position.
+            parts += (_array(OLD_CONSUMER_FIELDS), record[1:-2])
             at, count = len(parts), 0
             parts.append(b"")
             for runs in self._portions(held.runs):
@@ -408,6 +412,8 @@ class Reading:
         machine.sealed, machine.pauses = head.sealed, head.pauses
         if machine.grouped is not None:
             machine.grouped.scanned = head.scanned
+        positions, times = head.arrivals
+        machine.arrivals = Arrivals.restored(positions, times, head.now_ms)
         self._begin(machine)
 
     def _read_names(self, kind: int, part: memoryview) -> None:
@@ -646,6 +652,7 @@ def _stored_consumer(consumer: Consumer, held: Held, active: bool) -> StoredCons
         active,
         held.next_id,
         [],
+        consumer.position,
     )
 
 
@@ -667,6 +674,7 @@ def _restore_consumer(machine: Machine, fields: StoredConsumer) -> Consumer:
         exclusive=fields.exclusive,
         channel=_hashable(fields.channel),
         window_limit=fields.window_limit,
+        position=fields.position,
     )
     consumer.paused, consumer.next_id = fields.paused, fields.next_id
     if fields.attached:

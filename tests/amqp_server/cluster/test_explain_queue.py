@@ -107,3 +107,33 @@ def test_a_queue_of_one_node(ring: Ring, durable: bool) -> None:
             assert settings(explained(ring, asked, "why local"))["max-length"] == (length, "policy", "why")
     ring.mqctl("n1", "clear_policy", "why")
     ring.mqctl("n1", "delete_queue", "why local")
+
+
+def test_the_last_leaders_of_a_queue(ring: Ring) -> None:
+    with ring.channel("n1") as channel:
+        arguments = {"x-queue-type": "quorum", "x-max-length": 2, "x-overflow": "reject-publish"}
+        channel.queue_declare("events", durable=True, arguments=arguments)
+        for _ in range(2):
+            channel.basic_publish("", "events", b"x")
+    first = leader_known(ring, "events")
+    asked = next(name for name in NAMES if name != first)
+    told = explained(ring, asked, "events")
+    assert told["obstacles"] == ["it refuses messages: it has 2 of 2 (max-length)"]
+    assert told["events"][-1]["what"].startswith(f"{first} leads, term ")
+    ring.nodes[first].kill()
+    try:
+        wait_until(
+            "another node leads", lambda: explained(ring, asked, "events")["leader"] not in (first, "")
+        )
+        told = explained(ring, asked, "events")
+        what = [event["what"].partition(",")[0] for event in told["events"]]
+        assert f"{first} leads" in what[:-1] and what[-1] == f"{told['leader']} leads"
+        times = [event["at"] for event in told["events"]]
+        assert times == sorted(times)
+        text = ring.mqctl(asked, "explain", "queue", "events")
+        assert "now: it refuses messages" in text and f"as node {asked} knows it" in text
+    finally:
+        ring.nodes[first].start()
+        ring.formed()
+    with ring.channel("n1") as channel:
+        channel.queue_delete("events")

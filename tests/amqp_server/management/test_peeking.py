@@ -158,3 +158,31 @@ async def test_questions_that_are_wrong(connect: Connect, node: ManagedNode) -> 
     assert (await client.get("queues/%2F/none/peek")).status_code == 404
     # A place that no message has ever had.
     assert (await seen(client, "q", after=f"{1 << 70}.{1 << 70}"))["messages"] == []
+
+
+@pytest.mark.parametrize("type_", ["classic", "quorum"])
+async def test_messages_that_wait_are_seen_with_the_time_when_they_are_due(
+    connect: Connect, node: ManagedNode, type_: str
+) -> None:
+    client = connect("admin")
+    arguments: dict[str, Any] = {"x-queue-type": type_, "x-delayed": True}
+    await client.put("queues/%2F/q", json={"arguments": arguments})
+    for payload, delay in (("late", 9_000), ("ready", 0), ("soon", 2_000), ("soon too", 2_000)):
+        await fill(client, "q", payload, headers={"x-delay": delay})
+    assert payloads(await seen(client, "q")) == ["ready"]
+    told = await seen(client, "q", waiting="true", count=3)
+    assert payloads(told) == ["ready", "soon", "soon too"]
+    assert [row.get("due", 0) for row in told["messages"]] == [0, *[node.clock.wall_ms() + 2_000] * 2]
+    told = await seen(client, "q", waiting="true", after=told["messages"][1]["place"])
+    assert payloads(told) == ["soon too", "late"]
+    assert payloads(await seen(client, "q", waiting="true", after=told["next"])) == []
+    assert payloads(await seen(client, "q", waiting="true", contains="o")) == ["soon", "soon too"]
+    # One is gone: those that were due at the same time are seen.
+    place = told["messages"][0]["place"]
+    node.clock.now_ms += 2_500
+    await client.post("queues/%2F/q/get", json=ASK | {"count": 3, "ackmode": "ack_requeue_false"})
+    assert payloads(await seen(client, "q", waiting="true", after=place)) == ["late"]
+    assert (await client.get(f"queues/%2F/q/peek?after={place}")).status_code == 400
+    # They are not moved.
+    answer = await client.post("queues/%2F/q/purge", json={"contains": "late"})
+    assert answer.json()["purged"] == 0

@@ -174,3 +174,19 @@ async def test_a_page_is_in_the_order_that_its_rows_show(
     before_whole_rows(monkeypatch, publishing)
     told = (await connect("admin").get("queues?page=1&page_size=3&sort=messages")).json()
     assert [(row["name"], row["messages"]) for row in told["items"]] == [("q00", 0), ("q02", 4), ("q01", 102)]
+
+
+async def test_the_oldest_message_has_its_age(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    for name, type_ in (("a", "classic"), ("b", "quorum"), ("empty", "classic")):
+        await client.put(f"queues/%2F/{name}", json={"arguments": {"x-queue-type": type_}})
+        if name != "empty":
+            body = {"routing_key": name, "payload": "x", "payload_encoding": "string", "properties": {}}
+            await client.post("exchanges/%2F/amq.default/publish", json=body)
+    node.clock.now_ms += 5_000
+    rows = {row["name"]: row for row in (await client.get("queues")).json()}
+    assert [rows[name]["oldest_message_age_ms"] for name in ("a", "b", "empty")] == [5_000, 5_000, None]
+    rows = (await client.get("queues?sort=oldest_message_age_ms&sort_reverse=true")).json()
+    assert rows[-1]["name"] == "empty"
+    await client.delete("queues/%2F/a/contents")
+    assert (await client.get("queues/%2F/a")).json()["oldest_message_age_ms"] is None

@@ -1,12 +1,13 @@
 // One queue: its state, its messages, and its actions.
 
-import {get, post, put, remove} from "../api.js";
+import {get, put, remove} from "../api.js";
 import {Chart, lengths, rates} from "../chart.js";
 import {append, button, fill, h, name} from "../dom.js";
 import {ask, form} from "../dialog.js";
 import {Facts} from "../facts.js";
-import {bytes, count, rate, short, table, time} from "../format.js";
+import {bytes, count, duration, rate, short, table, time} from "../format.js";
 import {section} from "../list.js";
+import {copyForm, moveForm, purge, purgeForm, redrive} from "../moving.js";
 import {attempt, done} from "../notice.js";
 import {peek} from "../peek.js";
 import {poll} from "../poll.js";
@@ -18,8 +19,6 @@ import {may} from "../user.js";
 import {features} from "./queues.js";
 
 const RANGE = {lengths_age: 600, lengths_incr: 5, msg_rates_age: 600, msg_rates_incr: 5};
-/** Maximum number of messages that one request moves. */
-const MOVED_AT_ONCE = 10_000;
 
 const FACTS = [
   ["Virtual host", (row) => row.vhost],
@@ -38,6 +37,7 @@ const FACTS = [
   ["Arguments", (row) => table(row.arguments)],
   ["Ready", (row) => count(row.messages_ready)],
   ["Unacknowledged", (row) => count(row.messages_unacknowledged)],
+  ["Oldest message", (row) => row.oldest_message_age_ms !== undefined && row.oldest_message_age_ms !== null && `${duration(row.oldest_message_age_ms)} old`],
   ["Size", (row) => bytes(row.message_bytes)],
   ["In memory", (row) => bytes(row.memory)],
   ["Consumers", (row) => count(row.consumers)],
@@ -122,13 +122,6 @@ function actions(row, again) {
   const isLog = type.startsWith("stream");
   const path = ["queues", vhost, queue];
 
-  async function purge() {
-    const text = "All its messages that are ready are deleted. This cannot be undone.";
-    if (!(await ask(`Purge ${queue}?`, text, "Purge"))) return;
-    await attempt("The queue was purged.", () => remove([...path, "contents"]));
-    again();
-  }
-
   async function del() {
     const text = "The queue and its messages are deleted. This cannot be undone.";
     if (!(await ask(`Delete ${queue}?`, text, "Delete"))) return;
@@ -173,41 +166,12 @@ function actions(row, again) {
   return [
     type !== "stream-group" && button("Publish", () => publishForm(vhost, "", queue, again), "primary"),
     !isLog && button("Move", () => moveForm(vhost, queue, again)),
+    type !== "stream-group" && button("Copy", () => copyForm(vhost, queue, again)),
     !isLog && button("Redrive", () => redrive(vhost, queue, again)),
     may("administrator") && members?.length > 1 && button("Leader", lead),
     pauses,
-    !isLog && button("Purge", purge, "danger"),
+    !isLog && button("Purge some", () => purgeForm(vhost, queue, again)),
+    !isLog && button("Purge", () => purge(vhost, queue, again), "danger"),
     button("Delete", del, "danger"),
   ];
-}
-
-async function redrive(vhost, queue, again) {
-  const text =
-    "Dead letters go back to the queues in which they died first. Other messages stay, and so do those whose queue is gone.";
-  if (!(await ask(`Redrive messages of ${queue}?`, text, "Redrive"))) return;
-  await attempt(null, async () => {
-    const told = await post(["queues", vhost, queue, "redrive"], {});
-    done(`${count(told.moved)} messages went back, ${count(told.kept)} stay.`);
-  });
-  again();
-}
-
-function moveForm(vhost, queue, again) {
-  const fields = [
-    {name: "destination", label: "To the queue", required: true, help: "Of the same virtual host."},
-    {name: "count", label: "Messages", type: "number", min: 1, help: "From the head of the queue; empty: all that are ready."},
-  ];
-  form(`Move messages of ${queue}`, fields, "Move", async ({destination, count: wanted}) => {
-    let moved = 0;
-    const most = wanted ?? (await get(["queues", vhost, queue], {})).messages_ready;
-    while (moved < most) {
-      const body = {destination, count: Math.min(MOVED_AT_ONCE, most - moved)};
-      const told = await post(["queues", vhost, queue, "move"], body);
-      moved += told.moved;
-      if (told.refused) throw new Error(`${count(moved)} messages were moved; the other queue refuses the next one.`);
-      if (!told.moved) break;
-    }
-    done(`${count(moved)} messages were moved.`);
-    again();
-  });
 }

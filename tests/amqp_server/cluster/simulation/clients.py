@@ -12,10 +12,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pamqp import base, commands, header
 
+from amqp_server.channel.moving import Picked, pick
 from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session, State
-from amqp_server.wire import frames
+from amqp_server.errors import AMQPError
+from amqp_server.wire import content, frames
 from quorum_queue.machine import versions
+from quorum_queue.machine.machine import Machine
+from quorum_queue.ports import Refused
 from tests.amqp_server.connection.node import CAPABILITIES, Delivery, decoded
 from tests.turns import Violation
 
@@ -133,6 +137,8 @@ class Client:
         self.asked = None
         self.unconfirmed, self.published = {}, 0
         self.unacked, self.consumers = {}, {}
+        #: Messages that were picked out and are not settled, by delivery tag.
+        self.picked: dict[int, bytes] = {}
 
     def send(self, *methods: base.Frame | bytes) -> None:
         data = b"".join(
@@ -331,6 +337,10 @@ class Client:
     def _knows_levels(self) -> bool:
         return self.node.broker.replication.version >= versions.CONFIRM_LEVELS
 
+    @property
+    def _knows_picks(self) -> bool:
+        return self.node.broker.replication.version >= versions.PICKS and not self.transactional
+
     def commit(self) -> str:
         messages, self.uncommitted, self.uncommitted_tags = self.uncommitted, [], []
         for body, name in messages:
@@ -347,6 +357,49 @@ class Client:
 
     def get(self, name: str) -> str:
         return self.ask("get", (name, self.queue_id(name)), commands.Basic.Get(queue=name))
+
+    def pick(self, name: str, picks: Random) -> str:
+        """Take messages out of the middle of a queue, as an operator does; or do away with one of those."""
+        if self.picked and picks.random() < 0.6:
+            tag = picks.choice(list(self.picked))
+            body = self.picked.pop(tag)
+            if picks.random() < 0.6:
+                self.world.messages.moved(body)
+                self.send(commands.Basic.Ack(delivery_tag=tag))
+                return f"moves {body!r}"
+            self.send(commands.Basic.Nack(delivery_tag=tag, requeue=True))
+            return f"gives {body!r} back"
+        queue_id, positions = self.queue_id(name), self._ready_at(name)
+        if not positions or self.session.channels.get(self.channel) is None:
+            return "finds nothing to pick"
+        queue = self.node.broker.vhost(self.vhost).queues[name]
+        wanted = picks.sample(positions, min(len(positions), 3))
+
+        def told(got: Picked | Refused | None) -> None:
+            if not isinstance(got, Picked):
+                return
+            _, body = content.split(got.item)
+            if not self.world.messages.is_of(body, queue_id):
+                raise Violation(f"{body!r} was picked from queue {queue_id}")
+            self.world.ledger.note("picked")
+            self.picked[got.tag] = body
+
+        channel = self.session.channels[self.channel]
+        try:
+            self.node.turn.run(lambda: pick(channel, queue, wanted, told))
+        except AMQPError as error:
+            return f"picks nothing: {error}"
+        return f"picks {wanted} from {name}"
+
+    def _ready_at(self, name: str) -> list[int]:
+        """Return the positions of ready messages, as some node knows them."""
+        for node in (self.node, *self.world.running):
+            queue = node.broker.vhost(self.vhost).queues.get(name)
+            host: Any = None if queue is None else queue.host
+            machine = getattr(getattr(host, "replica", host), "machine", None)
+            if isinstance(machine, Machine) and machine.ready.count:
+                return [seq for run in machine.ready.runs() for seq in run.seqs]
+        return []
 
     def consume(self, name: str, arguments: dict[str, Any] | None = None) -> str:
         self.tags += 1
@@ -463,6 +516,9 @@ class Client:
         there = [each for each in self.kinds if self.queue_id(each)]
         if there and random.random() < 0.85:
             name = random.choice(there) if action >= 0.20 else name
+        picks = self.world.picks
+        if picks is not None and picks.random() < 0.3 and self._knows_picks:
+            return self.pick(name, picks)
         if action < 0.20:
             if name == "two" and self.world.is_filling():
                 # If one of the two nodes has yet to be filled and the other one has an empty disk, nobody may

@@ -84,6 +84,8 @@ class Cluster:
         self.last_number = 0
         #: The confirm levels (x-confirm) that clients may ask for; empty if they ask for none.
         self.levels: tuple[str, ...] = ()
+        #: Clients pick messages out of queues as this generator says, if there is one.
+        self.picks: Random | None = None
         #: The node whose disk was lost, until everything on it is filled again.
         self.wounded = ""
         #: Nodes that once had another disk, or were taken out once.

@@ -40,6 +40,7 @@ class Message:
         "forgotten",
         "late",
         "led",
+        "moved",
         "queue_id",
         "seen",
         "unflagged",
@@ -58,6 +59,8 @@ class Message:
         self.forgotten = False
         #: True if the message may be gone without having been seen.
         self.exempt = False
+        #: True if it may have been taken out of its queue.
+        self.moved = False
         #: The transaction that acked it last.
         self.acked_in: Transaction | None = None
 
@@ -140,6 +143,10 @@ class Messages:
         if message.acked_in is not None:
             message.acked_in.came_again.append(body)
 
+    def moved(self, body: bytes) -> None:
+        """A client that picked the message out of its queue acks it, and so it need not come again."""
+        self.by_body[body].moved = True
+
     def _follows(self, queue_id: int, message: Message) -> bool:
         """Return whether this queue was declared under the name that the message was published to, after the
         queue that had the name then.
@@ -166,7 +173,11 @@ class Messages:
         """The queue was emptied."""
         self._emptied[queue_id] = None
         for body, message in self.by_body.items():
-            if message.queue_id == queue_id and message.confirmed and not message.seen and not message.exempt:
+            if (
+                message.queue_id == queue_id
+                and message.confirmed
+                and not (message.seen or message.moved or message.exempt)
+            ):
                 raise Violation(f"{body!r} was confirmed, and is not in its queue")
 
     def check_transactions(self) -> int:

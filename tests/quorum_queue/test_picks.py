@@ -1,0 +1,96 @@
+"""Messages are taken out of the middle of a queue, and come back to their places."""
+
+from __future__ import annotations
+
+import pytest
+
+from quorum_queue.machine import versions
+from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.settings import Settings
+
+PICKER = ("n1", 1, "p")
+
+
+def machine_with(count: int, **settings: object) -> Machine:
+    machine = Machine(Settings(**settings))  # type: ignore[arg-type]
+    for number in range(1, count + 1):
+        run = Run(range(1), [b"%d" % number], b"q", Attributes(persistent=True, priority=number % 2))
+        apply(machine, ("enqueue", run, None, number))
+    return machine
+
+
+def apply(machine: Machine, *commands: Command, now_ms: int = 0) -> Effects:
+    effects = Effects()
+    machine.apply(Meta(now_ms), commands, effects)
+    return effects
+
+
+def pick(position: int, *, no_ack: bool = False, first_id: int = 0) -> Command:
+    consumer = Consumer(PICKER, no_ack=no_ack, position=position)
+    consumer.attached, consumer.next_id = False, first_id
+    return "get", consumer
+
+
+def order(machine: Machine) -> list[tuple[int, bool]]:
+    return [(seq, run.redelivered) for run in machine.ready.runs() for seq in run.seqs]
+
+
+@pytest.mark.parametrize("settings", [{}, {"priority_max": 3}, {"strict": True, "delivery_limit": 0}])
+@pytest.mark.parametrize("end", ["return", "fail", "detach", "node_down"])
+def test_what_was_picked_comes_back_as_it_was(settings: dict[str, object], end: str) -> None:
+    machine = machine_with(9, **settings)
+    before = order(machine)
+    effects = apply(machine, pick(5), pick(2), pick(9))
+    assert [seq for _, run, _ in effects.deliveries for seq in run.seqs] == [5, 2, 9]
+    assert (machine.ready.count, machine.unacked_count) == (6, 3)
+    command: Command = {"detach": ("detach", PICKER, True), "node_down": ("node_down", "n1", 1)}.get(
+        end, (end, PICKER, 0, 99)
+    )
+    effects = apply(machine, command)
+    assert order(machine) == before
+    assert (machine.ready.count, machine.unacked_count) == (9, 0)
+    assert not effects.returned and not effects.dead_letters
+    assert PICKER not in machine.consumers.by_key
+
+
+def test_what_was_picked_and_settled_is_gone() -> None:
+    machine = machine_with(5)
+    apply(machine, pick(2), pick(4))
+    effects = apply(machine, ("settle", PICKER, 0, 1))
+    assert [seq for run in effects.settled for seq in run.seqs] == [2, 4]
+    assert order(machine) == [(1, False), (3, False), (5, False)]
+
+
+def test_what_is_not_ready_is_not_picked() -> None:
+    machine = machine_with(3, message_ttl_ms=100)
+    taker = Consumer(("n1", 1, "c"), prefetch=1)
+    apply(machine, ("attach", taker))
+    assert apply(machine, pick(1), pick(77)).got_nothing == [PICKER, PICKER]
+    effects = apply(machine, pick(3), now_ms=99)
+    assert [list(run.seqs) for _, run, _ in effects.deliveries] == [[3]]
+    # Its time is up, though it expires when it comes to the head.
+    late = Run(range(1), [b"4"], b"q", Attributes(persistent=True, ttl_ms=1))
+    apply(machine, ("enqueue", late, None, 4))
+    assert apply(machine, pick(4), now_ms=50).got_nothing == [PICKER]
+
+
+def test_messages_that_came_back_are_picked_out_of_the_order_of_their_return() -> None:
+    machine = machine_with(4, strict=True)
+    consumer = Consumer(("n1", 1, "c"))
+    apply(machine, ("attach", consumer))
+    for delivery in (3, 0, 2, 1):
+        apply(machine, ("pause", consumer.key, True), ("return", consumer.key, delivery, delivery))
+    came_back = [seq for seq, _ in order(machine)]
+    effects = apply(machine, pick(came_back[2]))
+    assert [seq for _, run, _ in effects.deliveries for seq in run.seqs] == [came_back[2]]
+    assert [seq for seq, _ in order(machine)] == came_back[:2] + came_back[3:]
+
+
+def test_members_of_earlier_versions_pick_nothing() -> None:
+    machine = Machine(Settings(), version=versions.PICKS - 1)
+    apply(machine, ("enqueue", Run(range(3), [b"a", b"b", b"c"], b"q"), None, 1))
+    assert apply(machine, pick(2)).got_nothing == [PICKER]
+    assert machine.ready.count == 3
