@@ -22,7 +22,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.options import SinkOptions, nearest
+from spark_sink.option_values import nearest
+from spark_sink.options import SinkOptions
 
 TEXT = (StringType, BinaryType)
 WHOLE = (ByteType, ShortType, IntegerType, LongType)
@@ -69,9 +70,13 @@ SINK_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
 }
 
 
-def source_schema(include_headers: bool = True, partitions: bool = False) -> StructType:
-    """The schema of a read; for a stream it has the number of the partition. Header values are text, because
-    one column has one type.
+#: When the broker took a message of a stream.
+TAKEN = "broker_timestamp"
+
+
+def source_schema(include_headers: bool = True, of_stream: bool = False) -> StructType:
+    """The schema of a read; for streams it says of which partition a message is, and when the broker took it.
+    Header values are text, because one column has one type.
     """
     fields = [
         StructField("value", BinaryType(), True),
@@ -94,13 +99,15 @@ def source_schema(include_headers: bool = True, partitions: bool = False) -> Str
         StructField("redelivered", BooleanType(), True),
         StructField("offset", LongType(), True),
     ]
-    if partitions:
+    if of_stream:
         fields.append(StructField("partition", IntegerType(), True))
+        fields.append(StructField("stream", StringType(), True))
+        fields.append(StructField(TAKEN, TimestampType(), True))
     return StructType([field for field in fields if include_headers or field.name != "headers"])
 
 
 #: Columns of a read frame that a sink does not accept: they are ignored when such rows are written back.
-SOURCE_ONLY = frozenset({"queue", "redelivered", "offset", "partition"})
+SOURCE_ONLY = frozenset({"queue", "redelivered", "offset", "partition", "stream", TAKEN})
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:

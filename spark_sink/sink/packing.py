@@ -49,19 +49,25 @@ RecordBatch = Any
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Bodies, routes, properties and offsets of consecutive messages."""
+    """Bodies, routes, properties, offsets and times of consecutive messages."""
 
     values: Sequence[bytes]
     routes: Sequence[bytes]
     properties: Sequence[bytes]
     offsets: Sequence[int]
+    #: When the broker took them, ms since 1970; empty for queues.
+    times: Sequence[int | None] = ()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def part(self, low: int, high: int) -> Messages:
         return Messages(
-            self.values[low:high], self.routes[low:high], self.properties[low:high], self.offsets[low:high]
+            self.values[low:high],
+            self.routes[low:high],
+            self.properties[low:high],
+            self.offsets[low:high],
+            self.times[low:high],
         )
 
 

@@ -14,7 +14,8 @@ from pyspark.sql.types import StructType
 
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import ChannelClosed
-from spark_sink.options import BadOption, SinkOptions
+from spark_sink.option_values import BadOption
+from spark_sink.options import SinkOptions
 from spark_sink.sink.packing import check_columns
 from spark_sink.source.consumer import QueueRefused
 from spark_sink.streams.probe import discovered

@@ -29,7 +29,7 @@ def test_the_columns_are_those_of_a_read_and_a_write() -> None:
         types = kinds.split(", ") if kinds.count(", ") else [kinds] * len(columns)
         read.update(zip(columns, types, strict=True))
         written.update(columns if may_be_written != "no" else ())
-    ours = source_schema(partitions=True)
+    ours = source_schema(of_stream=True)
     assert read == {field.name: field.dataType.simpleString() for field in ours} | {"offset": "long"}
     assert written == set(SINK_COLUMNS)
 
