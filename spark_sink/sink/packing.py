@@ -165,6 +165,11 @@ def check_columns(schema: StructType) -> None:
         raise BadColumn(
             "column 'exchange' cannot be used with packing: all rows of one message have the same exchange"
         )
+    if "stream" in schema.fieldNames():
+        raise BadColumn(
+            "column 'stream' cannot be used with packing: all rows of one message go to the same stream. Write each "
+            "stream by itself, with option 'stream'"
+        )
     if "headers" in schema.fieldNames():
         kind = schema["headers"].dataType
         if (
@@ -223,16 +228,25 @@ class Packer:
         return rest
 
     def _addressed(self, batch: RecordBatch) -> Iterator[tuple[str | None, RecordBatch]]:
-        if "routing_key" not in batch.schema.names:
+        given = None
+        if "partition" in batch.schema.names:
+            given = batch.column("partition").cast(pa.int32())
+            batch = batch.drop_columns(["partition"])
+        if "routing_key" in batch.schema.names:
+            keys = batch.column("routing_key").dictionary_encode()
+            # Convert keys to partition numbers: once for each distinct key, not for each row.
+            numbers = pa.array([self._number(key) for key in keys.dictionary.to_pylist()], pa.int32())
+            if not self._partitions:
+                found, names = keys.indices, keys.dictionary.to_pylist()
+            else:
+                found, names = numbers.take(keys.indices), list(self._partitions)
+            if given is not None:
+                found = pc.coalesce(given, found)
+        elif given is not None:
+            found, names = given, list(self._partitions)
+        else:
             yield (self._partitions[self._spare % len(self._partitions)] if self._partitions else None), batch
             return
-        keys = batch.column("routing_key").dictionary_encode()
-        # Convert keys to partition numbers: once for each distinct key, not for each row.
-        numbers = pa.array([self._number(key) for key in keys.dictionary.to_pylist()], pa.int32())
-        if not self._partitions:
-            found, names = keys.indices, keys.dictionary.to_pylist()
-        else:
-            found, names = numbers.take(keys.indices), list(self._partitions)
         if found.null_count:
             spare = self._spare % len(names) if self._partitions else len(names)
             names.append(None)
