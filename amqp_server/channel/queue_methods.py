@@ -100,8 +100,13 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
+        arguments = method.arguments or {}
+        if UNTIL in arguments and (OFFSET not in arguments or queue.type.is_group):
+            raise PreconditionFailed(
+                f"invalid arg '{UNTIL}' for {place_of(queue)}: it needs a stream, and '{OFFSET}'"
+            )
         # For consumer groups this is a normal argument of the declaration, and a client may repeat it here.
-        if OFFSET in (method.arguments or {}) and not queue.type.is_group:
+        if OFFSET in arguments and not queue.type.is_group:
             _count_from(channel, method, queue)
         else:
             _declared(channel, method, queue)

@@ -187,3 +187,51 @@ def test_a_time_before_what_retention_has_deleted_is_the_first_offset(node: Stre
 @pytest.mark.parametrize("value", ["1h", -1, True, None, []])
 def test_a_time_that_means_nothing_is_refused(node: StreamNode, peer: Peer, value: Any) -> None:
     assert "invalid arg 'x-stream-until' for queue 's'" in count_until(node, peer, 0, value)
+
+
+def test_a_time_needs_an_offset_and_a_stream(node: StreamNode, peer: Peer) -> None:
+    arguments: dict[str, Any] = {"x-queue-type": "stream-group", "x-stream": "s", "x-stream-offset": "first"}
+    peer.call(1, commands.Queue.Declare(queue="group", durable=True, arguments=arguments))
+    more: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("s", {}),
+        ("group", {"x-stream-offset": "first"}),
+    )
+    for queue, offset in more:
+        given = {"x-stream-until": 5} | offset
+        close = peer.call(1, commands.Queue.Declare(queue=queue, passive=True, arguments=given))[-1][1]
+        assert isinstance(close, commands.Channel.Close) and close.reply_code == 406
+        assert f"invalid arg 'x-stream-until' for queue '{queue}'" in close.reply_text
+        peer.call(1, commands.Channel.CloseOk(), commands.Channel.Open())
+
+
+def test_times_filters_and_headers_of_the_same_name_go_together(node: StreamNode, peer: Peer) -> None:
+    """Such messages are encoded again, some at a time."""
+    more = [{NAME: number} if number % 7 == 0 else {"n": number} for number in range(700)]
+    filters = [["red", "blue", None][number // 5 % 3] for number in range(700)]
+    (time,) = at_each_time(node, peer, 1, 700, more=more, filters=filters)
+    node.work()
+    reader = opened(node)
+    found = headers(reader, consume(reader, prefetch=13, x_stream_timestamps=True, x_stream_filter="red"))
+    for _ in range(40):
+        node.work()
+        found += headers(reader, reader.call(1, commands.Basic.Ack(delivery_tag=0, multiple=True)))
+    assert [each["x-stream-offset"] for each in found] == [n for n in range(700) if filters[n] == "red"]
+    assert all(each[NAME] == time for each in found)
+
+
+def test_times_come_with_messages_that_compaction_has_left(node: StreamNode) -> None:
+    peer = opened(node)
+    declare(peer, x_stream_compaction="header:key", x_stream_max_segment_size_bytes=500)
+    times: list[int] = []
+    for number in range(40):
+        keys = [{"key": f"k{each % 2}"} for each in range(number, number + 3)]
+        times += at_each_time(node, peer, 1, 3, more=keys)
+        node.work()
+    reader = opened(node)
+    answers = consume(reader, x_stream_timestamps=True)
+    node.work()
+    found = [(each["x-stream-offset"], each[NAME]) for each in headers(reader, answers)]
+    assert len(found) < 120 and found[-1] == (119, times[-1])
+    assert [time for _, time in found] == sorted(time for _, time in found)
+    # Joined batches have the time of the latest one.
+    assert all(time in times and time >= times[offset // 3] for offset, time in found)
