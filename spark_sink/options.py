@@ -195,8 +195,8 @@ OPTIONS: tuple[Option, ...] = (
         values.http_urls,
         (),
         SOURCE,
-        "streamsPattern: where to ask for the names, such as http://host:15672; several with commas are tried in turn. "
-        "The user needs a tag for the management API",
+        "streamsPattern: where to ask for the names, such as http://host:15672; several with commas are tried in turn, "
+        "https with the options tls.… The user needs a tag for the management API",
     ),
     Option(
         "maxMessagesPerTrigger",
@@ -384,6 +384,8 @@ class SourceOptions:
     #: The partitions of each stream that are read; None: all.
     assign: Mapping[str, tuple[int, ...]] | None
     management_url: tuple[str, ...]
+    #: For URLs with https.
+    management_tls: Tls
     starting_offsets: Offsets | None
     #: Milliseconds since 1970.
     starting_timestamp: int | None
@@ -491,6 +493,7 @@ def source_options(given: Mapping[str, str]) -> SourceOptions:
         read["streams"] = tuple(read["assign"])
     for name in (*_STARTS, *_ENDS):
         _check_names(name, read[name], read["streams"])
+    read["managementTls"] = _tls(read)
     return _make(SourceOptions, _login(given, read), read)
 
 
@@ -595,7 +598,8 @@ def _login(given: Mapping[str, str], read: Mapping[str, Any]) -> Login:
         login = replace(login, username=read["username"])
     if "password" in names:
         login = replace(login, password=read["password"])
-    if any(name.startswith("tls.") for name in names) and login.tls is None:
+    needs_tls = login.tls is not None or any(url.startswith("https:") for url in read["managementUrl"])
+    if any(name.startswith("tls.") for name in names) and not needs_tls:
         raise BadOption("options 'tls.…' need TLS: write amqps:// in 'url', or set 'tls' to true")
     if login.tls is not None:
         login = replace(login, tls=_tls(read))

@@ -9,15 +9,17 @@ from __future__ import annotations
 import base64
 import json
 import re
+import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from http.client import HTTPException
 from typing import Any
 from urllib.parse import quote
 
 from spark_sink.client.errors import AmqpError
-from spark_sink.client.login import Login, Tls
+from spark_sink.client.login import Login
+from spark_sink.options import SourceOptions
 from spark_sink.source.consumer import QueueRefused
 
 SUPER_STREAM, ARGUMENT = "x-super-stream", "x-super-stream"
@@ -26,10 +28,10 @@ UNAUTHORIZED, FORBIDDEN, MISSING = 401, 403, 404
 ANSWER_BYTES_MAX = 256 << 20
 
 
-def matching(urls: Sequence[str], login: Login, pattern: str) -> list[str]:
+def matching(options: SourceOptions, pattern: str) -> list[str]:
     """Return the streams and super streams whose whole names match a pattern, in order. Raises AmqpError."""
-    queues = _ask(urls, login, "queues?columns=name,type,arguments")
-    exchanges = _ask(urls, login, "exchanges?columns=name,type,arguments")
+    queues = _ask(options, "queues?columns=name,type,arguments")
+    exchanges = _ask(options, "exchanges?columns=name,type,arguments")
     supers = {each["name"] for each in exchanges if _is_super(each)}
     singles = {each["name"] for each in queues if _is_stream(each)}
     whole = re.compile(pattern)
@@ -56,13 +58,15 @@ def _without_partitions(singles: Collection[str], supers: Collection[str]) -> se
     return {name for name in singles if not is_partition(name)}
 
 
-def _ask(urls: Sequence[str], login: Login, path: str) -> list[dict[str, Any]]:
+def _ask(options: SourceOptions, path: str) -> list[dict[str, Any]]:
     """Ask the first host that answers. Raises AmqpError."""
+    login = options.login
     kind, _, columns = path.partition("?")
     reasons: list[str] = []
-    for url in urls:
+    for url in options.management_url:
         try:
-            found = _get(f"{url}/api/{kind}/{quote(login.vhost, safe='')}?{columns}", login)
+            context = options.management_tls.context() if url.startswith("https:") else None
+            found = _get(f"{url}/api/{kind}/{quote(login.vhost, safe='')}?{columns}", login, context)
         except urllib.error.HTTPError as error:
             if error.code in (UNAUTHORIZED, FORBIDDEN):
                 raise QueueRefused(
@@ -83,10 +87,9 @@ def _ask(urls: Sequence[str], login: Login, path: str) -> list[dict[str, Any]]:
     raise AmqpError(f"the names of streams are not known: {'; '.join(reasons)} (option 'managementUrl')")
 
 
-def _get(url: str, login: Login) -> Any:
+def _get(url: str, login: Login, context: ssl.SSLContext | None) -> Any:
     credentials = base64.b64encode(f"{login.username}:{login.password}".encode()).decode()
     request = urllib.request.Request(url, headers={"Authorization": f"Basic {credentials}"})
-    context = (login.tls or Tls()).context() if url.startswith("https:") else None
     # The answer comes from the named host itself: no proxy, and credentials follow no redirection.
     opener = urllib.request.build_opener(
         urllib.request.ProxyHandler({}), urllib.request.HTTPSHandler(context=context), _NoRedirect

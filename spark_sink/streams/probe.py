@@ -179,12 +179,14 @@ class Probe:
             options.assign is None and not self._singles.issuperset(options.streams)
         )
 
-    def may_read(self, stream: str) -> bool:
-        """Whether the options name this stream."""
-        pattern = self._options.streams_pattern
-        if pattern is None:
-            return stream in self._options.streams
-        return re.fullmatch(pattern, stream) is not None
+    def may_read(self, partition: Partition) -> bool:
+        """Whether the options name this partition, or its stream."""
+        options, (stream, number) = self._options, partition
+        if options.streams_pattern is not None:
+            return re.fullmatch(options.streams_pattern, stream) is not None
+        if options.assign is not None:
+            return number in options.assign.get(stream, ())
+        return stream in options.streams
 
     def bounds(self) -> tuple[Offsets, Offsets]:
         """The first and the next offset of each partition."""
@@ -375,7 +377,7 @@ class Probe:
         if options.streams_pattern is None:
             return options.streams
         try:
-            names = matching(options.management_url, self._login, options.streams_pattern)
+            names = matching(options, options.streams_pattern)
         except AmqpError as error:
             if self._discovered_at is None:
                 raise

@@ -275,10 +275,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the offsets of a checkpoint, of partitions that exist. Raises BadCheckpoint, DataLoss."""
         known = self._probe.partitions()
         for partition in offsets:
-            if not self._probe.may_read(partition.stream):
+            if not self._probe.may_read(partition):
                 raise BadCheckpoint(
-                    f"the checkpoint has offsets of stream '{partition.stream}', which the options do not name: name it, or "
-                    "use a new checkpointLocation for other streams"
+                    f"the checkpoint has an offset of {partition}, which the options do not name: name it, or use a new "
+                    "checkpointLocation for other streams"
                 )
         self._gone({partition: offset for partition, offset in offsets.items() if partition not in known})
         return {partition: offset for partition, offset in offsets.items() if partition in known}

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import json
 import logging
+import socket
+import ssl
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+import trustme
 
 from spark_sink.client.errors import AmqpError
 from spark_sink.option_values import BadOption
@@ -98,6 +102,8 @@ def test_assigned_partitions_only(
         assert start == {stream: {"0": 0, "2": 0}}
         end = driver.until(start, 2)
         assert driver.bodies(start, end) == [b"0", b"2"]
+        with pytest.raises(BadCheckpoint, match="partition 1 of stream .*, which the options do not name"):
+            driver.plan({stream: {"0": 0, "1": 0, "2": 0}})
         # New partitions are not assigned.
         node.mqctl("add_partitions", stream, "1")
         assert driver.plan(end) == end
@@ -125,7 +131,7 @@ def test_a_checkpoint_goes_on_when_a_stream_is_added_and_not_when_one_is_left_ou
         assert driver.bodies(end, more) == numbered(10, 10)
     with (
         Driver(url, other) as driver,
-        pytest.raises(BadCheckpoint, match=f"has offsets of stream '{one}', which the options do not name"),
+        pytest.raises(BadCheckpoint, match=f"partition 0 of stream '{one}', which the options do not name"),
     ):
         driver.plan(more)
 
@@ -215,8 +221,8 @@ def test_names_in_a_vhost_and_with_odd_characters(
     mqd_url: str, mqd_peer: Peer, management: str, name: Name
 ) -> None:
     odd = stream_of(mqd_peer, name("ü /%#?"))
-    login = query_options({"url": mqd_url, "stream": odd}).login
-    assert matching([management], login, "ü /%#.*") == [odd]
+    options = {"url": mqd_url, "streamsPattern": "ü /%#.*", "managementUrl": management}
+    assert matching(query_options(options), "ü /%#.*") == [odd]
     published(mqd_peer, odd, numbered(3))
     rows = batch_rows(mqd_url, streamsPattern="ü /%#.*", managementUrl=management)
     assert places(rows) == [(odd, 0, body) for body in numbered(3)]
@@ -242,6 +248,85 @@ def test_a_management_api_that_cannot_be_asked_is_named(
         read(mqd_url, managementUrl=f"{management}/elsewhere")
     with pytest.raises(AmqpError, match="option 'managementUrl'"):
         read(mqd_url, managementUrl=f"http://127.0.0.1:{node.port}")
+
+
+def test_streams_of_rabbitmq_are_found_by_a_pattern(rabbitmq: int, rabbitmq_http: int, name: Name) -> None:
+    url, prefix = f"amqp://guest:guest@127.0.0.1:{rabbitmq}/", name("p")
+    options = {"streamsPattern": f"{prefix}.*", "managementUrl": f"http://127.0.0.1:{rabbitmq_http}"}
+    with Peer(url) as peer:
+        single = stream_of(peer, f"{prefix}.a")
+        peer.queue(f"{prefix}.queue")
+        # As the tools of RabbitMQ make it.
+        several, arguments = f"{prefix}.s", {"x-super-stream": True}
+        peer.channel.exchange_declare(several, "direct", durable=True, arguments=arguments)
+        for number in range(2):
+            partition = stream_of(peer, f"{several}-{number}")
+            peer.channel.queue_bind(partition, several, str(number), {"x-stream-partition-order": number})
+            peer.channel.tx_select()
+            peer.channel.basic_publish(several, str(number), b"%d" % number)
+            peer.channel.tx_commit()
+        published(peer, single, [b"2"])
+        with Driver(url, **options) as driver:
+            start = driver.reader.initialOffset()
+            assert start == {single: {"0": 0}, several: {"0": 0, "1": 0}}
+            rows = driver.rows(start, driver.until(start, 3))
+        assert places(rows) == [(single, 0, b"2"), (several, 0, b"0"), (several, 1, b"1")]
+        peer.channel.exchange_delete(several)
+
+
+class TlsFront:
+    """Takes TLS off requests and passes them on: mqd's own management API has none."""
+
+    def __init__(self, directory: Path, port: int) -> None:
+        self.authority, key = directory / "ca.pem", directory / "key.pem"
+        authority = trustme.CA()
+        authority.cert_pem.write_to_path(str(self.authority))
+        authority.issue_cert("127.0.0.1").private_key_and_cert_chain_pem.write_to_path(str(key))
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(str(key))
+        self._back = port
+        self._server = context.wrap_socket(socket.create_server(("127.0.0.1", 0)), server_side=True)
+        self.url = f"https://127.0.0.1:{self._server.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            try:
+                front, _ = self._server.accept()
+            except ssl.SSLError:
+                continue
+            except OSError:
+                return
+            with front, socket.create_connection(("127.0.0.1", self._back)) as back:
+                # urllib closes the connection after each request.
+                back.sendall(front.recv(1 << 16))
+                while data := back.recv(1 << 16):
+                    front.sendall(data)
+
+    def __enter__(self) -> TlsFront:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown(socket.SHUT_RDWR)
+        self._server.close()
+        self._thread.join()
+
+
+def test_an_api_with_tls_is_checked_against_its_authority(
+    mqd_url: str, mqd_peer: Peer, node: Node, name: Name, tmp_path: Path
+) -> None:
+    stream = stream_of(mqd_peer, name())
+    published(mqd_peer, stream, numbered(3))
+    with TlsFront(tmp_path, node.http) as front:
+        options = {"streamsPattern": stream, "managementUrl": front.url}
+        rows = batch_rows(mqd_url, **options, **{"tls.caFile": str(front.authority)})
+        assert places(rows) == [(stream, 0, body) for body in numbered(3)]
+        assert len(batch_rows(mqd_url, **options, **{"tls.verify": "false"})) == 3
+        with pytest.raises(AmqpError, match="certificate verify failed.*option 'managementUrl'"):
+            batch_rows(mqd_url, **options)
+    with pytest.raises(BadOption, match="need TLS"):
+        batch_rows(mqd_url, streamsPattern=stream, managementUrl="http://h", **{"tls.verify": "false"})
 
 
 def test_an_api_that_is_down_stops_no_query(

@@ -133,6 +133,27 @@ def test_while_others_publish_no_time_is_missed(mqd_url: str, mqd_peer: Peer, na
             assert start == {stream: {"0": number + 1}}
 
 
+def test_a_broker_that_does_not_know_times_yet_is_asked_with_consumers(
+    mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An earlier mqd, perhaps as one node of several."""
+    monkeypatch.setattr("spark_sink.streams.probe.TIMES_CAPABILITY", "none")
+    monkeypatch.setattr("spark_sink.streams.fetch.TIMES_CAPABILITY", "none")
+    monkeypatch.setattr("spark_sink.streams.probe.MOMENT_MAX_S", 1.0)
+    stream = stream_of(mqd_peer, name())
+    published(mqd_peer, stream, numbered(10))
+    time.sleep(1.1)
+    second = int(time.time()) * 1_000
+    published(mqd_peer, stream, numbered(10, 10))
+    # Whole seconds: too many messages rather than too few.
+    assert bodies(batch_rows(mqd_url, stream, startingTimestamp=second + 1)) == numbered(10, 10)
+    assert len(batch_rows(mqd_url, stream, endingTimestamp=second)) == 10
+    assert len(batch_rows(mqd_url, stream, endingTimestamp=second + 1)) >= 10
+    with pytest.raises(BadOption, match="has no message at or after"):
+        batch_rows(mqd_url, stream, startingTimestamp=second + 3_600_000)
+    assert {row["broker_timestamp"] for row in batch_rows(mqd_url, stream)} == {None}
+
+
 def test_the_brokers_time_is_a_column_that_is_never_null(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
     stream = stream_of(mqd_peer, name())
     before = datetime.now(UTC)
