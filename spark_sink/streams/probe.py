@@ -48,6 +48,8 @@ UNTIL = "x-stream-until"
 COUNT_MAX = 2**32 - 1
 #: How often to check whether a super stream has more partitions.
 DISCOVERY_S = 5.0
+#: How often to ask for all names, which may be many, if a pattern chooses the streams.
+LISTING_S = 30.0
 #: For a broker without the capability: a chunk is complete when nothing has come for so long; and the time
 #: limit of one check.
 QUIET_S, LOOK_MAX_S = 0.3, 2.0
@@ -149,6 +151,9 @@ class Probe:
         #: All streams that were there once.
         self._seen: set[str] = set()
         self._discovered_at: float | None = None
+        #: The streams that match the pattern, and when they were asked for.
+        self._names_listed: list[str] = []
+        self._listed_at: float | None = None
         self._answered = False
 
     def close(self) -> None:
@@ -376,16 +381,20 @@ class Probe:
         options = self._options
         if options.streams_pattern is None:
             return options.streams
+        now = time.monotonic()
+        if self._listed_at is not None and now - self._listed_at < LISTING_S:
+            return self._names_listed
         try:
-            names = matching(options, options.streams_pattern)
+            self._names_listed = matching(options, options.streams_pattern)
         except AmqpError as error:
-            if self._discovered_at is None:
+            if self._listed_at is None:
                 raise
             log.warning("new streams are not looked for: %s", error)
-            return sorted({each.stream for each in self._partitions})
-        if not names:
-            log.warning("no stream matches '%s' (option 'streamsPattern')", options.streams_pattern)
-        return names
+        else:
+            if not self._names_listed:
+                log.warning("no stream matches '%s' (option 'streamsPattern')", options.streams_pattern)
+        self._listed_at = now
+        return self._names_listed
 
     def _patiently(self, ask: Callable[[Connection], Found]) -> Found:
         """Ask, again at the next host when the connection is lost."""

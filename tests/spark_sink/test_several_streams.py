@@ -93,6 +93,7 @@ def test_assigned_partitions_only(
     mqd_url: str, mqd_peer: Peer, node: Node, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_sink.streams.probe.DISCOVERY_S", 0.0)
+    monkeypatch.setattr("spark_sink.streams.probe.LISTING_S", 0.0)
     stream = super_stream(mqd_peer, name("super"), 3)
     for number in range(3):
         published(mqd_peer, f"{stream}-{number}", [b"%d" % number])
@@ -140,6 +141,7 @@ def test_a_pattern_finds_streams_also_new_ones(
     mqd_url: str, mqd_peer: Peer, management: str, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_sink.streams.probe.DISCOVERY_S", 0.0)
+    monkeypatch.setattr("spark_sink.streams.probe.LISTING_S", 0.0)
     prefix = name("p")
     stream_of(mqd_peer, f"{prefix}.a")
     super_stream(mqd_peer, f"{prefix}.s", 2)
@@ -169,6 +171,7 @@ def test_a_pattern_that_nothing_matches_waits_for_streams(
     mqd_url: str, mqd_peer: Peer, management: str, name: Name, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("spark_sink.streams.probe.DISCOVERY_S", 0.0)
+    monkeypatch.setattr("spark_sink.streams.probe.LISTING_S", 0.0)
     prefix = name("p")
     options = {"streamsPattern": f"{prefix}.*", "managementUrl": management}
     assert batch_rows(mqd_url, **options) == []
@@ -191,6 +194,7 @@ def test_a_stream_that_is_deleted_is_an_error_or_left_out(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("spark_sink.streams.probe.DISCOVERY_S", 0.0)
+    monkeypatch.setattr("spark_sink.streams.probe.LISTING_S", 0.0)
     prefix = name("p")
     one, other = stream_of(mqd_peer, f"{prefix}a"), stream_of(mqd_peer, f"{prefix}b")
     for stream in (one, other):
@@ -338,6 +342,7 @@ def test_an_api_that_is_down_stops_no_query(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("spark_sink.streams.probe.DISCOVERY_S", 0.0)
+    monkeypatch.setattr("spark_sink.streams.probe.LISTING_S", 0.0)
     stream = stream_of(mqd_peer, name("p"))
     published(mqd_peer, stream, numbered(5))
     with Driver(mqd_url, streamsPattern=stream, managementUrl=management) as driver:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
+from bisect import bisect_left
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -123,14 +125,33 @@ def super_stream_by_hand(peer: Peer, name: str, partitions: int) -> str:
     return name
 
 
-def test_while_others_publish_no_time_is_missed(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
+def test_while_others_publish_a_time_has_one_offset(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
     """Each question meets another end of the stream."""
-    stream = stream_of(mqd_peer, name())
-    for number in range(30):
-        published(mqd_peer, stream, [b"%d" % number])
-        with Driver(mqd_url, stream, startingTimestamp=now_ms(), **{STRATEGY: "latest"}) as driver:
-            start = driver.reader.initialOffset()
-            assert start == {stream: {"0": number + 1}}
+    stream, stop, found = stream_of(mqd_peer, name()), threading.Event(), list[tuple[int, int]]()
+
+    def publish() -> None:
+        with Peer(mqd_url) as peer:
+            while not stop.is_set():
+                published(peer, stream, numbered(3))
+
+    thread = threading.Thread(target=publish)
+    thread.start()
+    try:
+        wait_until("it has messages", lambda: len(batch_rows(mqd_url, stream)) > 50)
+        for number in range(60):
+            moment = int(time.time() * 1_000) - number % 7
+            with Driver(mqd_url, stream, startingTimestamp=moment, **{STRATEGY: "latest"}) as driver:
+                found.append((moment, driver.reader.initialOffset()[stream]["0"]))
+    finally:
+        stop.set()
+        thread.join()
+    taken = [int(row["broker_timestamp"].timestamp() * 1_000 + 0.5) for row in batch_rows(mqd_url, stream)]
+    for moment, offset in found:
+        assert all(each < moment for each in taken[:offset])
+        # With the strategy `latest` a few older ones may follow that came with the question.
+        early = bisect_left(taken, moment) - offset
+        assert 0 <= early < 100, (early, offset)
+    assert any(bisect_left(taken, moment) == offset for moment, offset in found)
 
 
 def test_a_broker_that_does_not_know_times_yet_is_asked_with_consumers(
