@@ -25,6 +25,8 @@ Offsets: TypeAlias = Literal["earliest", "latest"] | ByPartition
 
 #: As Spark writes times; without a unit they are milliseconds.
 _UNITS_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000, "": 1}
+#: The end of the year 9999, the last one of Python's dates.
+MOMENT_MS_MAX = 253_402_300_799_000
 DURATION_MS_MAX = 10 * 365 * 86_400_000
 _DURATION = re.compile(r"(\d+)\s*([a-z]*)")
 
@@ -98,6 +100,8 @@ def moment(name: str, value: str) -> int:
     """Milliseconds since 1970."""
     found = value.strip()
     if found.isdecimal():
+        if int(found) > MOMENT_MS_MAX:
+            raise BadOption(f"option '{name}' is after the year 9999: {value!r}; it counts milliseconds")
         return int(found)
     try:
         time = datetime.fromisoformat(found)
@@ -120,7 +124,7 @@ def moments(name: str, value: str) -> ByPartition:
     )
 
     def time(found: object) -> int:
-        if isinstance(found, str) or (type(found) is int and 0 <= found < 2**63):
+        if isinstance(found, str) or (type(found) is int and found >= 0):
             return moment(name, str(found))
         raise wrong
 

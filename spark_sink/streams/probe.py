@@ -146,6 +146,8 @@ class Probe:
         self._name = name
         self._connection: Connection | None = None
         self._partitions: dict[Partition, str] = {}
+        #: Those and all that were deleted since.
+        self._queues: dict[Partition, str] = {}
         #: Streams that are no super streams: they get no more partitions.
         self._singles: set[str] = set()
         #: All streams that were there once.
@@ -176,6 +178,10 @@ class Probe:
             self._discover()
             self._discovered_at = now
         return self._partitions
+
+    def queue(self, partition: Partition) -> str:
+        """The name of the queue of a partition, also of one that was deleted since."""
+        return self._queues[partition]
 
     @property
     def _may_grow(self) -> bool:
@@ -212,12 +218,11 @@ class Probe:
         found: dict[Partition, Bounds] = {}
         for each, offset in offsets.items():
             try:
-                found[each] = self._behind(self._partitions[each], offset)
+                found[each] = self._behind(self._queues[each], offset)
             except ChannelClosed as error:
                 if error.code != NOT_FOUND:
                     raise
-                del self._partitions[each]
-                self._singles.discard(each.stream)
+                self._forget(each)
         return found
 
     def at(
@@ -231,10 +236,10 @@ class Probe:
         """
         if self._can(TIMES_CAPABILITY):
             return {
-                each: self._at(self._partitions[each], first[each], following[each], moment)
+                each: self._at(self._queues[each], first[each], following[each], moment)
                 for each, moment in moments.items()
             }
-        begun = {each: self._partitions[each] for each in moments if first[each] < following[each]}
+        begun = {each: self._queues[each] for each in moments if first[each] < following[each]}
         starts = {
             each: datetime.fromtimestamp(-(-moments[each] // 1_000) if whole else moments[each] // 1_000, UTC)
             for each in begun
@@ -363,8 +368,12 @@ class Probe:
             }
         if self._options.streams_pattern is not None:
             for each in [each for each in self._partitions if each.stream not in names]:
-                del self._partitions[each]
-                self._singles.discard(each.stream)
+                self._forget(each)
+        self._queues |= self._partitions
+
+    def _forget(self, partition: Partition) -> None:
+        self._partitions.pop(partition, None)
+        self._singles.discard(partition.stream)
 
     def _wanted(self, stream: str, found: Mapping[int, str]) -> Iterable[int]:
         if self._options.assign is None:

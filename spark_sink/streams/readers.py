@@ -8,7 +8,7 @@ removes nothing, so a repeated task or query can read any range again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -64,8 +64,8 @@ class Slice(InputPartition):
         self.number = number
 
 
-def slices(partitions: Mapping[Partition, str], ranges: Sequence[Range]) -> list[InputPartition]:
-    return [Slice(partitions[each.partition], each, number) for number, each in enumerate(ranges)]
+def slices(probe: Probe, ranges: Sequence[Range]) -> list[InputPartition]:
+    return [Slice(probe.queue(each.partition), each, number) for number, each in enumerate(ranges)]
 
 
 def rows(options: SourceOptions, schema: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -103,7 +103,7 @@ def starts(options: SourceOptions, probe: Probe, usual: option_values.Offsets) -
     given = resolved("startingOffsets", options.starting_offsets or usual, first, following)
     for partition, offset in given.items():
         if offset < first[partition]:
-            lost(options, probe.partitions()[partition], offset, first[partition])
+            lost(options, probe.queue(partition), offset, first[partition])
             given[partition] = first[partition]
     return given, following
 
@@ -156,7 +156,7 @@ class LogReader(DataSourceReader):
             start, following = starts(options, probe, "earliest")
             end = ends(options, probe, start, following)
             longest = options.max_records_per_partition or RANGE_MAX
-            return slices(probe.partitions(), cut(start, end, options.min_partitions, longest))
+            return slices(probe, cut(start, end, options.min_partitions, longest))
         finally:
             probe.close()
 
@@ -206,9 +206,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._probe.bounds()[1]
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        before = self._checked(from_json(start))
+        known = set(self._probe.partitions())
+        before = self._checked(from_json(start), known)
         # A new partition is read from its beginning.
-        begin = {partition: before.get(partition, 0) for partition in self._probe.partitions()}
+        begin = {partition: before.get(partition, 0) for partition in known}
         end = self._ends(begin)
         while self._target is not None and self._short_since and self._options.fail_on_data_loss:
             # This query ends with what there is, so it waits now for what was read before.
@@ -235,11 +236,11 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        before, after = from_json(start), self._checked(from_json(end))
+        before, after = from_json(start), self._checked(from_json(end), set(self._probe.partitions()))
         begin = {partition: before.get(partition, 0) for partition in after}
         options = self._options
         ranges = cut(begin, after, options.min_partitions, options.max_records_per_partition)
-        return slices(self._probe.partitions(), ranges) or [InputPartition(None)]
+        return slices(self._probe, ranges) or [InputPartition(None)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """The checkpoint has it; the broker keeps nothing."""
@@ -271,9 +272,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._few_since = time.monotonic()
         return (time.monotonic() - self._few_since) * 1_000 < self._options.max_trigger_delay
 
-    def _checked(self, offsets: Offsets) -> Offsets:
+    def _checked(self, offsets: Offsets, known: Collection[Partition]) -> Offsets:
         """Return the offsets of a checkpoint, of partitions that exist. Raises BadCheckpoint, DataLoss."""
-        known = self._probe.partitions()
         for partition in offsets:
             if not self._probe.may_read(partition):
                 raise BadCheckpoint(
@@ -301,7 +301,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _end(self, partition: Partition, begin: int, found: Bounds) -> int:
         """How far a partition can be read. Raises DataLoss."""
-        queue = self._probe.partitions()[partition]
+        queue = self._probe.queue(partition)
         if found.next >= begin:
             self._short_since.pop(partition, None)
             if found.first > begin and (partition, found.first) not in self._told:

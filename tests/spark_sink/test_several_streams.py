@@ -244,6 +244,9 @@ def test_a_management_api_that_cannot_be_asked_is_named(
     with pytest.raises(QueueRefused, match=f"refuses user '{user}' .*needs a tag") as refused:
         batch_rows(mqd_url, streamsPattern="x.*", managementUrl=management, username=user, password="secret")
     assert "secret" not in str(refused.value)
+    for tag in ("management", "monitoring"):
+        node.mqctl("set_user_tags", user, tag)
+        read(mqd_url, managementUrl=management, username=user, password="secret")
     with pytest.raises(AmqpError, match=r"127\.0\.0\.1:1: .*refused.* \(option 'managementUrl'\)"):
         read(mqd_url, managementUrl="http://127.0.0.1:1")
     # The next host is asked.

@@ -201,7 +201,7 @@ def test_a_starting_timestamp() -> None:
         == 1_700_000_000_123
     )
     assert moment("2023-11-14 22:13:20") == 1_700_000_000_000
-    for value in ("yesterday", "1960-01-01"):
+    for value in ("yesterday", "1960-01-01", "1700000000000000000"):
         with pytest.raises(BadOption, match="'startingTimestamp'"):
             moment(value)
 
