@@ -167,6 +167,7 @@ class Flow(threading.Thread):
         super().__init__(daemon=True)
         self._ring, self._stream, self._to, self._at = ring, stream, to, at
         self._end = threading.Event()
+        self._time_ms = 0
         self.sent = 0
         self.received: list[tuple[int, int]] = []
         self.error: Exception | None = None
@@ -175,7 +176,8 @@ class Flow(threading.Thread):
         try:
             with self._ring.channel(self._to) as writer, self._ring.channel(self._at) as reader:
                 reader.basic_qos(prefetch_count=50)
-                reader.basic_consume(self._stream, self._take, arguments={"x-stream-offset": "first"})
+                arguments = {"x-stream-offset": "first", "x-stream-timestamps": True}
+                reader.basic_consume(self._stream, self._take, arguments=arguments)
                 while not self._end.is_set() or len(self.received) < self.sent:
                     if not self._end.is_set():
                         body = b"%d " % self.sent + PADDING
@@ -187,6 +189,9 @@ class Flow(threading.Thread):
 
     def _take(self, channel: object, method: object, properties: object, body: bytes) -> None:
         self.received.append((properties.headers["x-stream-offset"], int(body.split()[0])))  # type: ignore[attr-defined]
+        time_ms = properties.headers["x-stream-timestamp"]  # type: ignore[attr-defined]
+        assert time_ms >= self._time_ms, "time goes back"
+        self._time_ms = time_ms
         channel.basic_ack(method.delivery_tag)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Flow:
