@@ -308,6 +308,45 @@ def test_a_time(stream: str, connect: Connect) -> None:
     assert offsets(reader(connect, stream, datetime.datetime(1971, 1, 1)).take(10)) == list(range(10))
 
 
+def test_a_consumer_that_asks_gets_the_time_at_which_the_broker_took_each_message(
+    stream: str, connect: Connect
+) -> None:
+    before = time.time() * 1_000
+    confirmed(connect, stream, *numbered(5))
+    time.sleep(0.01)
+    middle = time.time() * 1_000
+    time.sleep(0.01)
+    confirmed(connect, stream, *numbered(5, 5), headers={"x-stream-timestamp": 17})
+    after = time.time() * 1_000
+    found = reader(connect, stream, x_stream_timestamps=True).take(10)
+    assert offsets(found) == list(range(10))
+    times = [delivery.headers["x-stream-timestamp"] for delivery in found]
+    assert times == sorted(times)
+    assert before - 1 <= times[0] <= times[4] <= middle <= times[5] <= times[9] <= after + 1
+    # Other consumers get the messages as they were published.
+    plain = reader(connect, stream).take(10)
+    assert [delivery.headers.get("x-stream-timestamp") for delivery in plain] == [None] * 5 + [17] * 5
+
+
+def test_a_passive_declare_counts_the_messages_before_a_time(
+    ch: BlockingChannel, stream: str, connect: Connect
+) -> None:
+    confirmed(connect, stream, *numbered(5))
+    time.sleep(0.01)
+    middle = int(time.time() * 1_000)
+    time.sleep(0.01)
+    confirmed(connect, stream, *numbered(5, 5))
+
+    def count(offset: int, until: int) -> int:
+        arguments = {"x-stream-offset": offset, "x-stream-until": until}
+        return int(ch.queue_declare(stream, passive=True, arguments=arguments).method.message_count)
+
+    assert [count(0, until) for until in (0, middle, 1 << 60)] == [0, 5, 10]
+    assert [count(3, middle), count(7, middle)] == [2, 0]
+    with expect_channel_close(406, "invalid arg 'x-stream-until'"):
+        ch.queue_declare(stream, passive=True, arguments={"x-stream-offset": 0, "x-stream-until": "1h"})
+
+
 @pytest.mark.parametrize("offset", ["5", "0s", "5x"])
 def test_a_start_that_means_nothing(ch: BlockingChannel, stream: str, offset: object) -> None:
     ch.basic_qos(prefetch_count=10)

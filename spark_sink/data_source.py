@@ -40,11 +40,11 @@ class AmqpDataSource(DataSource):
 
     def schema(self) -> StructType:
         options = source_options(self.options)
-        return source_schema(options.include_headers, partitions=options.stream is not None)
+        return source_schema(options.include_headers, of_stream=options.of_streams)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         options = read_options(self.options)
-        if options.stream is not None:
+        if options.of_streams:
             from spark_sink.streams.readers import LogReader
 
             return LogReader(options, schema)
@@ -54,7 +54,7 @@ class AmqpDataSource(DataSource):
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         options = query_options(self.options)
-        if options.stream is not None:
+        if options.of_streams:
             from spark_sink.streams.readers import LogStreamReader
 
             return LogStreamReader(options, schema)

@@ -6,35 +6,22 @@ names the nearest one: a mistyped `vHost` that is silently ignored sends the dat
 
 from __future__ import annotations
 
-import difflib
-import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias, TypeVar
+from typing import Any, Literal, TypeVar
 
+from spark_sink import option_values as values
 from spark_sink.client.login import PORT, TLS_PORT, BadUrl, Host, Login, Tls, parse_url
+from spark_sink.option_values import EARLIEST, LATEST, BadOption, ByPartition, Offsets, nearest
 
 BOTH, SINK, SOURCE = ("sink", "source"), ("sink",), ("source",)
-SHORTSTR_BYTES_MAX = 255
-#: It becomes a part of message ids and of the names of queues, which are short strings themselves.
-APP_ID_BYTES_MAX = 200
 DAY_MS = 86_400_000
 
 #: What Spark itself puts among the options of a query.
 SPARKS_OWN = frozenset({"checkpointlocation", "queryname", "outputmode", "path"})
 
-#: In JSON of offsets, as the Kafka source has it.
-EARLIEST, LATEST = -2, -1
-#: By the number of the partition.
-StartingOffsets: TypeAlias = Literal["earliest", "latest"] | dict[int, int]
-
 Delivery = Literal["confirm", "exactly-once", "ledger", "tx", "none"]
 Deduplication = Literal["auto", "broker", "ledger"]
-
-
-class BadOption(ValueError):
-    """The text names the option, and what would be right."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,293 +33,322 @@ class Option:
     meaning: str
 
 
-def _text(name: str, value: str) -> str:
-    return value
-
-
-def _short(name: str, value: str) -> str:
-    most = APP_ID_BYTES_MAX if name == "txnAppId" else SHORTSTR_BYTES_MAX
-    if len(value.encode()) > most:
-        raise BadOption(f"option '{name}' is longer than {most} bytes")
-    return value
-
-
-def _flag(name: str, value: str) -> bool:
-    try:
-        return {"true": True, "false": False}[value.strip().lower()]
-    except KeyError:
-        raise BadOption(f"option '{name}' must be true or false, not {value!r}") from None
-
-
-def _number(least: int, most: int) -> Callable[[str, str], int]:
-    def read(name: str, value: str) -> int:
-        try:
-            number = int(value)
-        except ValueError:
-            raise BadOption(f"option '{name}' must be a whole number, not {value!r}") from None
-        if not least <= number <= most:
-            raise BadOption(f"option '{name}' must be between {least} and {most}, not {number}")
-        return number
-
-    return read
-
-
-def _offsets(name: str, value: str) -> StartingOffsets:
-    """`earliest`, `latest`, or JSON as the Kafka source takes it: by
-    number, also within the stream's name.
-    """
-    word = value.strip().lower()
-    if word in ("earliest", "latest"):
-        return "earliest" if word == "earliest" else "latest"
-    wrong = BadOption(
-        f'option \'{name}\' must be earliest, latest or JSON such as {{"0": 17, "1": -2}}, not {value!r}'
-    )
-    try:
-        found = json.loads(value)
-    except ValueError:
-        raise wrong from None
-    if isinstance(found, dict) and len(found) == 1 and isinstance(inner := next(iter(found.values())), dict):
-        found = inner
-    if not isinstance(found, dict) or not found:
-        raise wrong
-    for partition, offset in found.items():
-        if not partition.isdecimal() or type(offset) is not int or not EARLIEST <= offset < 2**63:
-            raise wrong
-    return {int(partition): offset for partition, offset in found.items()}
-
-
-def _moment(name: str, value: str) -> int:
-    """Milliseconds since 1970."""
-    text = value.strip()
-    if text.isdecimal():
-        return int(text)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        raise BadOption(
-            f"option '{name}' must be ms since 1970 or a time such as 2026-01-31T12:00:00+00:00, not {value!r}"
-        ) from None
-    if moment.tzinfo is None:
-        moment = moment.replace(tzinfo=UTC)
-    if moment.timestamp() < 0:
-        raise BadOption(f"option '{name}' is before 1970: {value!r}")
-    return int(moment.timestamp() * 1_000)
-
-
-def _choice(*choices: str) -> Callable[[str, str], str]:
-    def read(name: str, value: str) -> str:
-        found = {choice.lower(): choice for choice in choices}.get(value.strip().lower())
-        if found is None:
-            raise BadOption(f"option '{name}' must be {_or(choices)}, not {value!r}{nearest(value, choices)}")
-        return found
-
-    return read
-
-
-def _or(choices: Iterable[str]) -> str:
-    *first, last = choices
-    return f"{', '.join(first)} or {last}"
-
-
 INT32_MAX = 2**31 - 1
 
 OPTIONS: tuple[Option, ...] = (
     Option(
         "url",
-        _text,
+        values.text,
         None,
         BOTH,
         "amqp:// or amqps://user:password@host:5672/vhost; several hosts with commas are tried in turn",
     ),
     Option(
         "host",
-        _text,
+        values.text,
         "localhost",
         BOTH,
         "instead of url; several with commas, each with its :port if it differs",
     ),
-    Option("port", _number(1, 65_535), None, BOTH, f"instead of url; {PORT}, with TLS {TLS_PORT}"),
-    Option("vhost", _text, "/", BOTH, "instead of url"),
-    Option("username", _short, "guest", BOTH, "beside url or host; beats the one in url"),
-    Option("password", _text, "guest", BOTH, "beside url or host; beats the one in url"),
-    Option("tls", _flag, False, BOTH, "TLS, where host is given; with url write amqps://"),
+    Option("port", values.number(1, 65_535), None, BOTH, f"instead of url; {PORT}, with TLS {TLS_PORT}"),
+    Option("vhost", values.text, "/", BOTH, "instead of url"),
+    Option("username", values.short, "guest", BOTH, "beside url or host; beats the one in url"),
+    Option("password", values.text, "guest", BOTH, "beside url or host; beats the one in url"),
+    Option("tls", values.flag, False, BOTH, "TLS, where host is given; with url write amqps://"),
     Option(
-        "tls.caFile", _text, None, BOTH, "certificates that the broker's must be signed by; else the system's"
+        "tls.caFile",
+        values.text,
+        None,
+        BOTH,
+        "certificates that the broker's must be signed by; else the system's",
     ),
-    Option("tls.certFile", _text, None, BOTH, "the client's certificate"),
-    Option("tls.keyFile", _text, None, BOTH, "its key"),
-    Option("tls.verify", _flag, True, BOTH, "whether the broker's certificate and name are checked"),
-    Option("tls.serverName", _text, None, BOTH, "the name that the certificate must hold; else the host"),
-    Option("heartbeat", _number(1, 65_535), 60, BOTH, "seconds; the broker may ask for less"),
-    Option("connectTimeoutMs", _number(1, INT32_MAX), 10_000, BOTH, "for each host, until logged in"),
+    Option("tls.certFile", values.text, None, BOTH, "the client's certificate"),
+    Option("tls.keyFile", values.text, None, BOTH, "its key"),
+    Option("tls.verify", values.flag, True, BOTH, "whether the broker's certificate and name are checked"),
+    Option(
+        "tls.serverName", values.text, None, BOTH, "the name that the certificate must hold; else the host"
+    ),
+    Option("heartbeat", values.number(1, 65_535), 60, BOTH, "seconds; the broker may ask for less"),
+    Option("connectTimeoutMs", values.number(1, INT32_MAX), 10_000, BOTH, "for each host, until logged in"),
     Option(
         "exchange",
-        _short,
+        values.short,
         "",
         SINK,
         "where messages go; empty: the default exchange, the routing key is the queue",
     ),
-    Option("routingKey", _short, None, SINK, "for rows without a routing_key of their own"),
-    Option("mandatory", _flag, True, SINK, "whether a message that no queue takes fails the task"),
-    Option("deliveryMode", _number(1, 2), 2, SINK, "2: kept on disk by durable queues; 1: not"),
+    Option("routingKey", values.short, None, SINK, "for rows without a routing_key of their own"),
+    Option("mandatory", values.flag, True, SINK, "whether a message that no queue takes fails the task"),
+    Option("deliveryMode", values.number(1, 2), 2, SINK, "2: kept on disk by durable queues; 1: not"),
     Option(
         "delivery",
-        _choice("confirm", "exactly-once", "ledger", "tx", "none"),
+        values.choice("confirm", "exactly-once", "ledger", "tx", "none"),
         "confirm",
         SINK,
         "what holds when something dies; see Delivery",
     ),
     Option(
         "deduplication",
-        _choice("auto", "broker", "ledger"),
+        values.choice("auto", "broker", "ledger"),
         "auto",
         SINK,
         "with exactly-once: who drops duplicates; broker needs queues with x-deduplication",
     ),
     Option(
         "maxInFlight",
-        _number(1, 1_000_000),
+        values.number(1, 1_000_000),
         5_000,
         SINK,
         "messages sent and not yet confirmed, for each task",
     ),
     Option(
         "confirmTimeoutMs",
-        _number(1, INT32_MAX),
+        values.number(1, INT32_MAX),
         60_000,
         SINK,
         "how long a task goes without a confirm before it fails; reconnecting included",
     ),
     Option(
-        "messageId", _choice("auto", "none"), "auto", SINK, "auto: `<query or job>/<batch>/<partition>/<row>`"
+        "messageId",
+        values.choice("auto", "none"),
+        "auto",
+        SINK,
+        "auto: `<query or job>/<batch>/<partition>/<row>`",
     ),
     Option(
-        "txnAppId", _short, None, SINK, "exactly-once for batch writes: the name of the writing application"
+        "txnAppId",
+        values.short,
+        None,
+        SINK,
+        "exactly-once for batch writes: the name of the writing application",
     ),
     Option(
         "txnVersion",
-        _number(0, INT32_MAX),
+        values.number(0, INT32_MAX),
         None,
         SINK,
         "and a number that rises with each write; foreachBatch's batch id",
     ),
     Option(
         "ledgerExpiresMs",
-        _number(60_000, 10 * 365 * DAY_MS),
+        values.number(60_000, 10 * 365 * DAY_MS),
         7 * DAY_MS,
         SINK,
         "how long a ledger outlives its last use; no query may rest for longer",
     ),
-    Option("ignoreUnknownColumns", _flag, False, SINK, "whether columns that mean nothing here are left out"),
+    Option(
+        "ignoreUnknownColumns",
+        values.flag,
+        False,
+        SINK,
+        "whether columns that mean nothing here are left out",
+    ),
     Option(
         "maxMessageBytes",
-        _number(1, INT32_MAX),
+        values.number(1, INT32_MAX),
         16 << 20,
         SINK,
         "the longest body; no more than the broker takes",
     ),
     Option(
         "packing",
-        _choice("none", "arrow"),
+        values.choice("none", "arrow"),
         "none",
         SINK,
         "arrow: many rows in one message, as an Arrow IPC stream compressed by zstd",
     ),
-    Option("packRows", _number(1, 1_000_000), 10_000, SINK, "with packing: the most rows of one message"),
-    Option("queue", _short, None, SOURCE, "a classic or quorum queue that is read"),
+    Option(
+        "packRows", values.number(1, 1_000_000), 10_000, SINK, "with packing: the most rows of one message"
+    ),
+    Option("queue", values.short, None, SOURCE, "a classic or quorum queue that is read"),
     Option(
         "stream",
-        _short,
+        values.short,
         None,
         BOTH,
         "a stream or a super stream; read: instead of queue; written: instead of exchange and routingKey, the column "
         "routing_key being the key that chooses the partition",
     ),
     Option(
+        "streams",
+        values.names,
+        (),
+        SOURCE,
+        "several streams and super streams, with commas; instead of stream",
+    ),
+    Option(
+        "streamsPattern",
+        values.pattern,
+        None,
+        SOURCE,
+        "a regular expression for whole names: all streams and super streams that match, new ones too; needs managementUrl",
+    ),
+    Option(
+        "assign",
+        values.assignment,
+        None,
+        SOURCE,
+        'some partitions only: JSON such as `{"orders": [0, 1]}`; instead of stream',
+    ),
+    Option(
+        "managementUrl",
+        values.http_urls,
+        (),
+        SOURCE,
+        "streamsPattern: where to ask for the names, such as http://host:15672; several with commas are tried in turn, "
+        "https with the options tls.… The user needs a tag for the management API",
+    ),
+    Option(
         "maxMessagesPerTrigger",
-        _number(1, 10_000_000),
+        values.number(1, 10_000_000),
         50_000,
         SOURCE,
         "queues: the most messages of one micro-batch",
     ),
     Option(
         "prefetch",
-        _number(1, 65_535),
+        values.number(1, 65_535),
         None,
         SOURCE,
         "unacked messages that the broker sends ahead; from maxMessagesPerTrigger, of a stream 20000",
     ),
-    Option("exclusive", _flag, True, SOURCE, "queues: whether the query is the queue's only consumer"),
+    Option("exclusive", values.flag, True, SOURCE, "queues: whether the query is the queue's only consumer"),
     Option(
         "ack",
-        _choice("none", "onRead"),
+        values.choice("none", "onRead"),
         "none",
         SOURCE,
         "queues, batch reads: none leaves the messages in the queue",
     ),
-    Option("maxMessages", _number(1, INT32_MAX), None, SOURCE, "queues, batch reads: stop after so many"),
+    Option(
+        "maxMessages", values.number(1, INT32_MAX), None, SOURCE, "queues, batch reads: stop after so many"
+    ),
     Option(
         "startingOffsets",
-        _offsets,
+        values.offsets,
         None,
         SOURCE,
         "streams: earliest (batches), latest (queries) or JSON, the offset of each partition; -2 and -1 stand for "
         "earliest and latest. A query that has a checkpoint goes on from that",
     ),
     Option(
-        "endingOffsets",
-        _offsets,
-        None,
-        SOURCE,
-        "streams, batch reads: latest or JSON, where each partition ends; that offset is not read",
-    ),
-    Option(
         "startingTimestamp",
-        _moment,
+        values.moment,
         None,
         SOURCE,
         "streams: instead of startingOffsets; ms since 1970, or as 2026-01-31T12:00:00+00:00",
     ),
     Option(
+        "startingOffsetsByTimestamp",
+        values.moments,
+        None,
+        SOURCE,
+        "streams: the same for each partition, in JSON",
+    ),
+    Option(
+        "startingOffsetsByTimestampStrategy",
+        values.choice("error", "latest"),
+        "error",
+        SOURCE,
+        "streams: what a partition does that has no message at or after the starting time; latest: it begins with the "
+        "next message",
+    ),
+    Option(
+        "endingOffsets",
+        values.offsets,
+        None,
+        SOURCE,
+        "streams, batch reads: latest or JSON, where each partition ends; that offset is not read",
+    ),
+    Option(
+        "endingTimestamp",
+        values.moment,
+        None,
+        SOURCE,
+        "streams, batch reads: instead of endingOffsets; messages from this time on are not read",
+    ),
+    Option(
+        "endingOffsetsByTimestamp",
+        values.moments,
+        None,
+        SOURCE,
+        "streams, batch reads: the same for each partition, in JSON",
+    ),
+    Option(
         "maxOffsetsPerTrigger",
-        _number(1, 2**62),
+        values.number(1, 2**62),
         None,
         SOURCE,
         "streams: the most messages of one micro-batch, shared out among partitions by what each has; else all",
     ),
     Option(
+        "minOffsetsPerTrigger",
+        values.number(1, 2**62),
+        None,
+        SOURCE,
+        "streams: wait for so many messages before a micro-batch, but no longer than maxTriggerDelay",
+    ),
+    Option(
+        "maxTriggerDelay",
+        values.duration_ms,
+        15 * 60_000,
+        SOURCE,
+        "streams: how long messages may wait for minOffsetsPerTrigger; a number and ms, s, m, h or d",
+    ),
+    Option(
         "minPartitions",
-        _number(1, 100_000),
+        values.number(1, 100_000),
         None,
         SOURCE,
         "streams: tasks to cut a read into, where there are fewer partitions",
     ),
     Option(
+        "maxRecordsPerPartition",
+        values.number(1, 2**62),
+        None,
+        SOURCE,
+        "streams: the most messages of a task; a longer range is cut. A batch read has 1000000 by itself",
+    ),
+    Option(
         "failOnDataLoss",
-        _flag,
+        values.flag,
         True,
         SOURCE,
         "whether messages that a checkpoint or an offset names and that are gone fail the query",
     ),
     Option(
         "redeliveryTimeoutMs",
-        _number(1, INT32_MAX),
+        values.number(1, INT32_MAX),
         30_000,
         SOURCE,
         "how long the broker may say that nothing is left before messages that are due count as missing",
     ),
-    Option("includeHeaders", _flag, True, SOURCE, "whether there is a column headers"),
+    Option("includeHeaders", values.flag, True, SOURCE, "whether there is a column headers"),
 )
 
 
 _FOR_QUEUES = ("maxMessagesPerTrigger", "exclusive", "ack", "maxMessages")
+_SOURCES = ("queue", "stream", "streams", "streamsPattern", "assign")
+#: Options that say the same; only one of them may be given.
+_STARTS = ("startingOffsets", "startingTimestamp", "startingOffsetsByTimestamp")
+_ENDS = ("endingOffsets", "endingTimestamp", "endingOffsetsByTimestamp")
+_FOR_QUERIES_ON_STREAMS = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _FOR_STREAMS = (
-    "startingOffsets",
-    "endingOffsets",
-    "startingTimestamp",
-    "maxOffsetsPerTrigger",
+    *_STARTS,
+    *_ENDS,
+    *_FOR_QUERIES_ON_STREAMS,
+    "startingOffsetsByTimestampStrategy",
     "minPartitions",
+    "maxRecordsPerPartition",
+    "managementUrl",
 )
+#: Options that do nothing without one of the others.
+_NEEDS = {
+    "startingOffsetsByTimestampStrategy": ("startingTimestamp", "startingOffsetsByTimestamp"),
+    "maxTriggerDelay": ("minOffsetsPerTrigger",),
+    "managementUrl": ("streamsPattern",),
+    "streamsPattern": ("managementUrl",),
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,16 +376,30 @@ class SinkOptions:
 @dataclass(frozen=True, slots=True)
 class SourceOptions:
     login: Login
-    #: Empty if a stream is read.
+    #: Empty if streams are read.
     queue: str
-    #: None if a queue is read.
-    stream: str | None
-    starting_offsets: StartingOffsets | None
-    ending_offsets: StartingOffsets | None
-    #: Milliseconds.
+    #: Empty if a queue is read, or if a pattern chooses the streams.
+    streams: tuple[str, ...]
+    streams_pattern: str | None
+    #: The partitions of each stream that are read; None: all.
+    assign: Mapping[str, tuple[int, ...]] | None
+    management_url: tuple[str, ...]
+    #: For URLs with https.
+    management_tls: Tls
+    starting_offsets: Offsets | None
+    #: Milliseconds since 1970.
     starting_timestamp: int | None
+    starting_offsets_by_timestamp: ByPartition | None
+    starting_offsets_by_timestamp_strategy: Literal["error", "latest"]
+    ending_offsets: Offsets | None
+    ending_timestamp: int | None
+    ending_offsets_by_timestamp: ByPartition | None
     max_offsets_per_trigger: int | None
+    min_offsets_per_trigger: int | None
+    #: Milliseconds.
+    max_trigger_delay: int
     min_partitions: int | None
+    max_records_per_partition: int | None
     max_messages_per_trigger: int
     #: None: chosen from max_messages_per_trigger.
     prefetch: int | None
@@ -379,6 +409,10 @@ class SourceOptions:
     fail_on_data_loss: bool
     redelivery_timeout_ms: int
     include_headers: bool
+
+    @property
+    def of_streams(self) -> bool:
+        return not self.queue
 
 
 def sink_options(given: Mapping[str, str]) -> SinkOptions:
@@ -425,23 +459,65 @@ def batch_options(given: Mapping[str, str]) -> SinkOptions:
 def source_options(given: Mapping[str, str]) -> SourceOptions:
     """Raises BadOption."""
     read = _read(given, "source")
-    names = {name.lower() for name in given}
-    if read["queue"] and read["stream"]:
-        raise BadOption("options 'queue' and 'stream' are two sources: give one of them")
-    if not read["queue"] and not read["stream"]:
+    _only_one(given, _SOURCES, "are two sources")
+    sources = _given(given, *_SOURCES)
+    if not sources or not read[sources[0]]:
         raise BadOption(
             "option 'queue' is missing: name the queue to read from, or a stream by option 'stream'"
         )
-    for name in _FOR_QUEUES if read["stream"] else _FOR_STREAMS:
-        if name.lower() in names:
-            kind, other = ("stream", "queue") if read["stream"] else ("queue", "stream")
-            raise BadOption(f"option '{name}' cannot be used for a {kind}: it belongs to option '{other}'")
-    if read["startingOffsets"] is not None and read["startingTimestamp"] is not None:
-        raise BadOption("options 'startingOffsets' and 'startingTimestamp' say the same: give one of them")
+    of_streams = sources != ["queue"]
+    for name in _given(given, *(_FOR_QUEUES if of_streams else _FOR_STREAMS)):
+        kind, other = ("stream", "queue") if of_streams else ("queue", "stream")
+        raise BadOption(f"option '{name}' cannot be used for a {kind}: it belongs to option '{other}'")
+    _only_one(given, _STARTS, "say the same")
+    _only_one(given, _ENDS, "say the same")
+    for name, others in _NEEDS.items():
+        if _given(given, name) and not _given(given, *others):
+            known = "' or '".join(others)
+            raise BadOption(f"option '{name}' does something only with option '{known}': set that too")
     if read["endingOffsets"] == "earliest" or EARLIEST in _given_offsets(read["endingOffsets"]):
         raise BadOption("option 'endingOffsets' cannot be earliest: nothing would be read")
+    least, most = read["minOffsetsPerTrigger"], read["maxOffsetsPerTrigger"]
+    if least is not None and most is not None and least > most:
+        raise BadOption(
+            f"option 'minOffsetsPerTrigger' is {least}, and 'maxOffsetsPerTrigger' only {most}: a micro-batch would "
+            "never be large enough"
+        )
+    begin, end = read["startingTimestamp"], read["endingTimestamp"]
+    if begin is not None and end is not None and begin > end:
+        raise BadOption("option 'endingTimestamp' is before 'startingTimestamp': nothing would be read")
     read["queue"] = read["queue"] or ""
+    if read["stream"]:
+        read["streams"] = (read["stream"],)
+    elif read["assign"] is not None:
+        read["streams"] = tuple(read["assign"])
+    for name in (*_STARTS, *_ENDS):
+        _check_names(name, read[name], read["streams"])
+    read["managementTls"] = _tls(read)
     return _make(SourceOptions, _login(given, read), read)
+
+
+def _only_one(given: Mapping[str, str], alternatives: Iterable[str], what: str) -> None:
+    first, *others = _given(given, *alternatives) or [""]
+    if others:
+        raise BadOption(f"options '{first}' and '{others[0]}' {what}: give one of them")
+
+
+def _check_names(option: str, given: object, streams: tuple[str, ...]) -> None:
+    """Check that JSON is about these streams; the partitions are known later, and so are all streams of a
+    pattern.
+    """
+    if not isinstance(given, dict):
+        return
+    if "" in given and len(streams) != 1:
+        raise BadOption(
+            f"option '{option}' has to name the streams, as several may be read: "
+            f'{{"orders": {{"0": …}}}} instead of {{"0": …}}'
+        )
+    if streams and (unknown := sorted(given.keys() - {"", *streams})):
+        raise BadOption(
+            f"option '{option}' names stream '{unknown[0]}', which is not read{nearest(unknown[0], streams)}"
+        )
 
 
 def query_options(given: Mapping[str, str]) -> SourceOptions:
@@ -451,29 +527,30 @@ def query_options(given: Mapping[str, str]) -> SourceOptions:
         raise BadOption(
             f"option '{name}' is for spark.read: a query acks what Spark has committed, and goes on until it is stopped"
         )
-    if options.ending_offsets is not None:
-        raise BadOption("option 'endingOffsets' is for spark.read: a query has no end")
+    for name in _given(given, *_ENDS):
+        raise BadOption(f"option '{name}' is for spark.read: a query has no end")
     return options
 
 
 def read_options(given: Mapping[str, str]) -> SourceOptions:
     """As source_options, for `spark.read`. Raises BadOption."""
     options = source_options(given)
-    for name in _given(given, "maxOffsetsPerTrigger", "maxMessagesPerTrigger"):
+    for name in _given(given, *_FOR_QUERIES_ON_STREAMS, "maxMessagesPerTrigger"):
         raise BadOption(f"option '{name}' is for spark.readStream: a batch read has no triggers")
     if options.starting_offsets == "latest" or LATEST in _given_offsets(options.starting_offsets):
         raise BadOption("option 'startingOffsets' cannot be latest in a batch read: nothing would be read")
     return options
 
 
-def _given(given: Mapping[str, str], *names: str) -> Iterable[str]:
+def _given(given: Mapping[str, str], *wanted: str) -> list[str]:
     """Return which of these options are given."""
     lower = {name.lower() for name in given}
-    return [name for name in names if name.lower() in lower]
+    return [name for name in wanted if name.lower() in lower]
 
 
-def _given_offsets(offsets: StartingOffsets | None) -> Iterable[int]:
-    return offsets.values() if isinstance(offsets, dict) else ()
+def _given_offsets(found: Offsets | None) -> Iterable[int]:
+    by_partition = found.values() if isinstance(found, dict) else ()
+    return [offset for each in by_partition for offset in each.values()]
 
 
 def _read(given: Mapping[str, str], side: str) -> dict[str, Any]:
@@ -491,17 +568,6 @@ def _read(given: Mapping[str, str], side: str) -> dict[str, Any]:
             raise BadOption(f"option '{option.name}' has no meaning here: it belongs to what is {other}")
         read[option.name] = option.read(option.name, str(value))
     return read
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?`, or nothing when nothing is near."""
-    by_plain = {_plain(each): each for each in known}
-    found = difflib.get_close_matches(_plain(name), by_plain, n=1, cutoff=0.55)
-    return f"; did you mean '{by_plain[found[0]]}'?" if found else ""
-
-
-def _plain(name: str) -> str:
-    return name.lower().replace("_", "").replace(".", "")
 
 
 Options = TypeVar("Options", SinkOptions, SourceOptions)
@@ -532,7 +598,8 @@ def _login(given: Mapping[str, str], read: Mapping[str, Any]) -> Login:
         login = replace(login, username=read["username"])
     if "password" in names:
         login = replace(login, password=read["password"])
-    if any(name.startswith("tls.") for name in names) and login.tls is None:
+    needs_tls = login.tls is not None or any(url.startswith("https:") for url in read["managementUrl"])
+    if any(name.startswith("tls.") for name in names) and not needs_tls:
         raise BadOption("options 'tls.…' need TLS: write amqps:// in 'url', or set 'tls' to true")
     if login.tls is not None:
         login = replace(login, tls=_tls(read))

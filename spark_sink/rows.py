@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from pyspark.sql.types import (
@@ -22,7 +23,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.options import SinkOptions, nearest
+from spark_sink.option_values import nearest
+from spark_sink.options import SinkOptions
 
 TEXT = (StringType, BinaryType)
 WHOLE = (ByteType, ShortType, IntegerType, LongType)
@@ -65,13 +67,20 @@ SINK_COLUMNS: dict[str, tuple[type[DataType], ...]] = {
     "value": TEXT,
     "exchange": (StringType,),
     "routing_key": (StringType,),
+    "key": TEXT,
+    "stream": (StringType,),
+    "partition": WHOLE,
     **{each.column: each.types for each in PROPERTIES},
 }
 
 
-def source_schema(include_headers: bool = True, partitions: bool = False) -> StructType:
-    """The schema of a read; for a stream it has the number of the partition. Header values are text, because
-    one column has one type.
+#: When the broker took a message of a stream.
+TAKEN = "broker_timestamp"
+
+
+def source_schema(include_headers: bool = True, of_stream: bool = False) -> StructType:
+    """The schema of a read; for streams it says of which partition a message is, and when the broker took it.
+    Header values are text, because one column has one type.
     """
     fields = [
         StructField("value", BinaryType(), True),
@@ -94,13 +103,15 @@ def source_schema(include_headers: bool = True, partitions: bool = False) -> Str
         StructField("redelivered", BooleanType(), True),
         StructField("offset", LongType(), True),
     ]
-    if partitions:
+    if of_stream:
         fields.append(StructField("partition", IntegerType(), True))
+        fields.append(StructField("stream", StringType(), True))
+        fields.append(StructField(TAKEN, TimestampType(), True))
     return StructType([field for field in fields if include_headers or field.name != "headers"])
 
 
 #: Columns of a read frame that a sink does not accept: they are ignored when such rows are written back.
-SOURCE_ONLY = frozenset({"queue", "redelivered", "offset", "partition"})
+SOURCE_ONLY = frozenset({"queue", "redelivered", "offset", TAKEN})
 
 
 def check_schema(schema: StructType, options: SinkOptions) -> None:
@@ -115,14 +126,36 @@ def check_schema(schema: StructType, options: SinkOptions) -> None:
         raise BadColumn(
             f"column 'value' is missing: it becomes the body; the frame has {', '.join(names) or 'none'}"
         )
-    named = options.exchange or options.stream or options.routing_key is not None
-    if "routing_key" not in names and not named:
-        raise BadColumn(
-            "nothing says where messages go: set option 'routingKey' or 'exchange', or give a column 'routing_key'"
-        )
+    _check_addresses(names, options)
     for field in schema.fields:
         if field.name in SINK_COLUMNS:
             _check_type(field.name, field.dataType)
+
+
+def _check_addresses(names: Sequence[str], options: SinkOptions) -> None:
+    """Check that something says where messages go, and nothing says it twice. Raises BadColumn."""
+    given = {"stream": options.stream, "exchange": options.exchange, "routingKey": options.routing_key}
+    named = [name for name, value in given.items() if value]
+    if not named and options.routing_key is None and not {"routing_key", "key", "stream"} & set(names):
+        raise BadColumn(
+            "nothing says where messages go: set option 'stream', 'routingKey' or 'exchange', or give a column "
+            "'routing_key' or 'stream'"
+        )
+    if "key" in names and "routing_key" in names:
+        raise BadColumn("columns 'key' and 'routing_key' are the same: drop one of them")
+    if "stream" in names:
+        if "exchange" in names:
+            raise BadColumn("columns 'stream' and 'exchange' both say where messages go: drop one of them")
+        if named:
+            raise BadColumn(
+                f"column 'stream' and option '{named[0]}' both say where messages go: drop the column, or leave the "
+                "option out"
+            )
+    elif "partition" in names and (options.stream is None or "exchange" in names):
+        raise BadColumn(
+            "column 'partition' is that of a stream: name the stream by option 'stream' or by a column 'stream', or "
+            "drop the column"
+        )
 
 
 def _unknown(name: str) -> str:

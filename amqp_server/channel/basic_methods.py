@@ -27,7 +27,13 @@ from amqp_server.errors import (
     PreconditionFailed,
     Unavailable,
 )
-from amqp_server.streams.layout.consumer_start import NAMES_FULL, parse_consumer_start, parse_wanted
+from amqp_server.streams.layout.consumer_start import (
+    NAMES_FULL,
+    TIMESTAMPS,
+    parse_consumer_start,
+    parse_flag,
+    parse_wanted,
+)
 from amqp_server.wire import content, frames, tables
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from quorum_queue.host import DELETED
@@ -84,11 +90,12 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         _check_member(method, queue, arguments)
         group_members.check(queue, connection.client.access)
     priority = _consumer_priority(channel, queue.name, arguments)
-    if "x-stream-offset" in arguments and not queue.type.is_stream:
-        raise PreconditionFailed(
-            f"invalid arg 'x-stream-offset' for queue '{name}' in vhost '{channel.vhost.name}' "
-            f"of queue type rabbit_{queue.type.name}_queue"
-        )
+    for argument in () if queue.type.is_stream else ("x-stream-offset", TIMESTAMPS):
+        if argument in arguments:
+            raise PreconditionFailed(
+                f"invalid arg '{argument}' for queue '{name}' in vhost '{channel.vhost.name}' "
+                f"of queue type rabbit_{queue.type.name}_queue"
+            )
     if method.exclusive and queue.parsed.single_active_consumer:
         raise in_exclusive_use(channel, queue)
     subscription = Subscription(
@@ -109,6 +116,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         types = argument_types(channel)
         subscription.start = parse_consumer_start(arguments, types, place_of(queue))
         subscription.wanted = parse_wanted(arguments, types, place_of(queue))
+        subscription.timed = parse_flag(arguments, types, place_of(queue), TIMESTAMPS)
     consumer = Consumer(
         subscription.key,
         no_ack=subscription.no_ack,

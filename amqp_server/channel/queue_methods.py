@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import secrets
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,14 +27,8 @@ from amqp_server.channel.exchange_methods import (
     check_owner,
     locked,
 )
-from amqp_server.errors import (
-    HomeNodeDown,
-    NotFound,
-    NotImplemented_,
-    PreconditionFailed,
-    Unavailable,
-)
-from amqp_server.streams.layout.consumer_start import parse_start
+from amqp_server.errors import HomeNodeDown, NotFound, NotImplemented_, PreconditionFailed, Unavailable
+from amqp_server.streams.layout.consumer_start import Start, parse_moment, parse_start
 from amqp_server.streams.local_host import StreamHost
 from amqp_server.wire import methods
 from exchanges.binding import Binding
@@ -45,6 +40,8 @@ if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
 
 OFFSET = "x-stream-offset"
+#: Count only messages before this time.
+UNTIL = "x-stream-until"
 #: Largest count of messages that a reply can hold.
 LONG_MAX = 2**32 - 1
 
@@ -103,8 +100,13 @@ def declare(channel: Channel, method: commands.Queue.Declare) -> None:
         if queue.type.leased_by_passive_declare:
             # RabbitMQ does not ask the members of a quorum queue for a passive declare, so its lease runs on.
             queue.used()
+        arguments = method.arguments or {}
+        if UNTIL in arguments and (OFFSET not in arguments or queue.type.is_group):
+            raise PreconditionFailed(
+                f"invalid arg '{UNTIL}' for {place_of(queue)}: it needs a stream, and '{OFFSET}'"
+            )
         # For consumer groups this is a normal argument of the declaration, and a client may repeat it here.
-        if OFFSET in (method.arguments or {}) and not queue.type.is_group:
+        if OFFSET in arguments and not queue.type.is_group:
             _count_from(channel, method, queue)
         else:
             _declared(channel, method, queue)
@@ -154,7 +156,8 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
     stream_offsets).
 
     So a reader that keeps its own offset learns how far it may read, and whether retention has deleted
-    messages that it needs. Raises PreconditionFailed.
+    messages that it needs. With a time, count the messages before the first batch that is not older
+    (capability stream_timestamps). Raises PreconditionFailed.
     """
     host = channel.broker.host_parts.begun(queue)
     if not queue.type.is_stream or not isinstance(host, StreamHost):
@@ -167,11 +170,21 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
         raise PreconditionFailed(
             f"invalid arg '{OFFSET}' for {place_of(queue)}: it must be a number in a passive declare"
         )
-    offset = start.offset
+    offset, arguments = start.offset, dict(method.arguments or {})
+    until = parse_moment(arguments, types, place_of(queue), UNTIL) if UNTIL in arguments else None
     channel.last_queue = queue.name
 
-    def told(found: range | None) -> None:
-        if found is None:
+    def ask(done: Callable[..., None]) -> None:
+        def bounded(found: range | None) -> None:
+            if until is None or found is None:
+                done(found, None)
+            else:
+                host.place_of(Start(time_ms=until), partial(done, found))
+
+        host.offsets(bounded)
+
+    def told(found: range | None, place: int | Refused | None) -> None:
+        if found is None or isinstance(place, Refused):
             raise PreconditionFailed(
                 f"the offsets of {place_of(queue)} are not known on this node now: try again"
             )
@@ -179,10 +192,10 @@ def _count_from(channel: Channel, method: commands.Queue.Declare, queue: Queue) 
             raise PreconditionFailed(
                 f"no offset {offset} in {place_of(queue)}: its first is {found.start} and its next is {found.stop}"
             )
-        count = min(found.stop - offset, LONG_MAX)
-        _declare_ok(channel, method, queue.name, count, queue.host.consumer_count)
+        count = max((found.stop if place is None else place) - offset, 0)
+        _declare_ok(channel, method, queue.name, min(count, LONG_MAX), queue.host.consumer_count)
 
-    channel.connection.after(host.offsets, told)
+    channel.connection.after(ask, told)
 
 
 def _check_deduplication(channel: Channel, queue: Queue, arguments: dict[str, object]) -> None:

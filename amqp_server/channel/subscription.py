@@ -41,6 +41,7 @@ class Subscription:
         "start",
         "tag",
         "template",
+        "timed",
         "timed_out",
         "timeout_own_ms",
         "traffic",
@@ -70,9 +71,10 @@ class Subscription:
         #: Its own limit of time without an ack, and whether it has passed.
         self.timeout_own_ms: int | None = None
         self.timed_out = False
-        #: Where a stream's consumer begins, and its filter.
+        #: Where a stream's consumer begins, its filter, and whether it gets the time of each message.
         self.start: Start = NEXT
         self.wanted: Wanted | None = None
+        self.timed = False
         # A consumer tag may be used again while deliveries of its last use are unacked. The next delivery tag
         # makes the key unique: those deliveries have increased it.
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)

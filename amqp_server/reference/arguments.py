@@ -45,6 +45,14 @@ BINDINGS = {
     "x-stream-partition-order": ("`x-super-stream`, `direct`", "integer", "number of the partition"),
 }  # fmt: skip
 
+PASSIVE = {
+    "x-stream-offset": ("stream", "integer", "[count the messages](../streams.md#how-far-it-has-come) from this offset on"),
+    "x-stream-until": (
+        "stream", "timestamp, or integer, ms since 1970",
+        "beside `x-stream-offset`: count only messages before the first batch that is not older",
+    ),
+}  # fmt: skip
+
 CONSUMERS = {
     "x-priority": ("classic, quorum", "integer", "consumers with a higher number get messages first, while they have credit"),
     "x-consumer-timeout": ("classic, quorum", "ms, 1 and more", "[how long](../queues.md#consumer-timeout) the consumer may hold a message without an ack"),
@@ -56,6 +64,7 @@ CONSUMERS = {
     "x-stream-offset-default": ("stream", "as above", "place where `committed` begins if no offset is stored yet"),
     "x-stream-filter": ("stream", "text, or a list of texts", "get only messages with one of these filter values"),
     "x-stream-match-unfiltered": ("stream", "true, false", "also get messages without a filter value"),
+    "x-stream-timestamps": ("stream", "true, false", "get the time of each message in the header `x-stream-timestamp`"),
 }  # fmt: skip
 
 PUBLISHED = {
@@ -98,6 +107,10 @@ DELIVERED = {
         "how often its delivery failed (quorum queues), or how often it came back (consumer groups)",
     ),
     "x-stream-offset": ("integer", "offset of the message in the stream"),
+    "x-stream-timestamp": (
+        "integer, ms since 1970",
+        "when the broker took the message (streams, to consumers with `x-stream-timestamps`)",
+    ),
     "x-stream": ("text", "partition of the message (consumer groups)"),
     "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),
     "x-shovelled-timestamp": ("integer", "time of the last move, in s since 1970"),
@@ -141,6 +154,8 @@ def page() -> str:
     lines += table(header, ([code(name), *map(cell, rest)] for name, rest in EXCHANGES.items()))
     lines += ["## Bindings", ""]
     lines += table(header, ([code(name), *map(cell, rest)] for name, rest in BINDINGS.items()))
+    lines += ["## Passive declares", "", "Arguments of `queue.declare` with the flag `passive`:", ""]
+    lines += table(header, ([code(name), *map(cell, rest)] for name, rest in PASSIVE.items()))
     lines += ["## Consumers", ""]
     lines += table(header, ([code(name), *map(cell, rest)] for name, rest in CONSUMERS.items()))
     lines += ["## Headers of messages", "", "From publishers:", ""]

@@ -392,6 +392,8 @@ class StreamReaders(QueueHost):
             count = min(consumer.credit, reader.left)
             if len(reader.batch.shapes) > SHAPES_MAX:
                 count = min(count, PIECE)
+            if consumer.headers is not None:
+                count = min(count, consumer.headers.most(reader))
             if wanted is not None:
                 count = _next_wanted(reader, wanted, count)
             if count:
@@ -416,12 +418,18 @@ class StreamReaders(QueueHost):
         consumer.credit -= count
         if consumer.progress is not None:
             consumer.progress.handed(offsets_of(reader, count), first_id)
+        source = reader
+        if consumer.headers is not None:
+            source = consumer.headers.reader(reader)
+            reader.skip(count)
         sink = consumer.sink
         # An error here fails the sink, not the stream.
-        self._turn.contain(sink, sink.deliver_batch, consumer, reader, count, first_id)
+        self._turn.contain(sink, sink.deliver_batch, consumer, source, count, first_id)
 
     def _used_up(self, consumer: StreamConsumer, batch: Batch) -> None:
         consumer.reader = None
+        if consumer.headers is not None:
+            consumer.headers.forget()
         if consumer.held_bytes:
             self._services.count_held(consumer, -min(batch.size, consumer.held_bytes))
 

@@ -143,19 +143,38 @@ class StreamRemoteHost(StreamHost):
     def offsets(self, done: Callable[[range | None], None]) -> None:
         """Ask a member each time: an old answer would look as if messages were deleted."""
 
+        def told(word: StreamWord | None) -> None:
+            done(None if word is None else range(word.first, max(word.first, word.stop)))
+
+        self._ask_once(frames.ASK_OFFSETS, 0, told)
+
+    def _ask_once(self, what: int, value: int, done: Callable[[StreamWord | None], None]) -> None:
+        """Ask one member for a client that waits; None: it does not know, or this host has ended."""
+
         def told(word: StreamWord) -> None:
             if self.ended or word.what != frames.TOLD_FOUND:
                 self._avoid = peer
                 done(None)
                 return
             self._note(word)
-            done(range(word.first, max(word.first, word.stop)))
+            done(word)
 
         peer = self._home(self._avoid)
         if self.ended or not peer:
             done(None)
         else:
-            self._asks.ask(peer, self.queue_id, frames.ASK_OFFSETS, 0, self, told)
+            self._asks.ask(peer, self.queue_id, what, value, self, told)
+
+    def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
+        """Find the offset of a time: a member is asked."""
+
+        def told(word: StreamWord | None) -> None:
+            if word is None:
+                found(Refused("no member of the stream answers"))
+            else:
+                found(min(max(word.value, word.first), word.stop))
+
+        self._ask_once(frames.ASK_FIND, max(self._time_of(start), 0), told)
 
     @property
     def first_ms(self) -> int | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.group_headers import Headers
 from amqp_server.streams.layout.named_offsets import Progress
 from persistence.streams.batch import Batch
 from persistence.streams.log import SegmentPlace, Wanted
@@ -21,6 +22,8 @@ class Sink(Protocol):
 
     start: Start
     wanted: Wanted | None
+    #: True if it gets the time of each message in a header.
+    timed: bool
     #: True if it reads for a group: it does not count as a consumer, limits its deliveries itself, and
     #: `began` is called with its first offset.
     for_group: bool
@@ -49,6 +52,7 @@ class StreamConsumer:
         "credit",
         "detached",
         "for_group",
+        "headers",
         "held_bytes",
         "key",
         "next_id",
@@ -73,6 +77,8 @@ class StreamConsumer:
         self.prefetch = prefetch
         self.wanted = sink.wanted
         self.for_group = sink.for_group
+        #: Adds headers to its messages; None for nearly all consumers.
+        self.headers = Headers(timed=True) if sink.timed else None
         #: Number of messages that it may get now.
         self.credit = prefetch
         self.paused = paused
@@ -95,6 +101,8 @@ class StreamConsumer:
     def let_go(self) -> None:
         """Forget the batches that were read; they are read again when needed."""
         self.reader = None
+        if self.headers is not None:
+            self.headers.forget()
         self.ahead.clear()
         self.place = None
         self.reads += 1

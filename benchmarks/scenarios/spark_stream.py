@@ -194,7 +194,7 @@ class SparkStreamParts(Scenario):
         return {"read_us": read_us, "pack_us": pack_us, "unpack_us": unpack_us}
 
     def _read_us(self, broker: Broker, log: Log, rows: int) -> float:
-        schema = source_schema(partitions=True)
+        schema = source_schema(of_stream=True)
         reader = LogReader(read_options({"url": url(broker), "stream": log.name}), schema)
         pieces = reader.partitions()
         cpu = time.process_time()

@@ -15,7 +15,8 @@ from typing import Any
 
 from spark_sink import arrow
 from spark_sink.client.frames import BODY, END, FRAME_END, FRAME_MAX, HEAD, HEADER, METHOD, OVERHEAD
-from spark_sink.options import SHORTSTR_BYTES_MAX, SinkOptions
+from spark_sink.option_values import SHORTSTR_BYTES_MAX
+from spark_sink.options import SinkOptions
 from spark_sink.rows import PROPERTIES
 from spark_sink.sink import header_table
 

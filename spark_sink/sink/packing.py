@@ -49,19 +49,25 @@ RecordBatch = Any
 
 @dataclass(frozen=True, slots=True)
 class Messages:
-    """Bodies, routes, properties and offsets of consecutive messages."""
+    """Bodies, routes, properties, offsets and times of consecutive messages."""
 
     values: Sequence[bytes]
     routes: Sequence[bytes]
     properties: Sequence[bytes]
     offsets: Sequence[int]
+    #: When the broker took them, ms since 1970; empty for queues.
+    times: Sequence[int | None] = ()
 
     def __len__(self) -> int:
         return len(self.values)
 
     def part(self, low: int, high: int) -> Messages:
         return Messages(
-            self.values[low:high], self.routes[low:high], self.properties[low:high], self.offsets[low:high]
+            self.values[low:high],
+            self.routes[low:high],
+            self.properties[low:high],
+            self.offsets[low:high],
+            self.times[low:high],
         )
 
 
@@ -159,6 +165,11 @@ def check_columns(schema: StructType) -> None:
         raise BadColumn(
             "column 'exchange' cannot be used with packing: all rows of one message have the same exchange"
         )
+    if "stream" in schema.fieldNames():
+        raise BadColumn(
+            "column 'stream' cannot be used with packing: all rows of one message go to the same stream. Write each "
+            "stream by itself, with option 'stream'"
+        )
     if "headers" in schema.fieldNames():
         kind = schema["headers"].dataType
         if (
@@ -217,16 +228,25 @@ class Packer:
         return rest
 
     def _addressed(self, batch: RecordBatch) -> Iterator[tuple[str | None, RecordBatch]]:
-        if "routing_key" not in batch.schema.names:
+        given = None
+        if "partition" in batch.schema.names:
+            given = batch.column("partition").cast(pa.int32())
+            batch = batch.drop_columns(["partition"])
+        if "routing_key" in batch.schema.names:
+            keys = batch.column("routing_key").dictionary_encode()
+            # Convert keys to partition numbers: once for each distinct key, not for each row.
+            numbers = pa.array([self._number(key) for key in keys.dictionary.to_pylist()], pa.int32())
+            if not self._partitions:
+                found, names = keys.indices, keys.dictionary.to_pylist()
+            else:
+                found, names = numbers.take(keys.indices), list(self._partitions)
+            if given is not None:
+                found = pc.coalesce(given, found)
+        elif given is not None:
+            found, names = given, list(self._partitions)
+        else:
             yield (self._partitions[self._spare % len(self._partitions)] if self._partitions else None), batch
             return
-        keys = batch.column("routing_key").dictionary_encode()
-        # Convert keys to partition numbers: once for each distinct key, not for each row.
-        numbers = pa.array([self._number(key) for key in keys.dictionary.to_pylist()], pa.int32())
-        if not self._partitions:
-            found, names = keys.indices, keys.dictionary.to_pylist()
-        else:
-            found, names = numbers.take(keys.indices), list(self._partitions)
         if found.null_count:
             spare = self._spare % len(names) if self._partitions else len(names)
             names.append(None)

@@ -14,7 +14,8 @@ from pyspark.sql.types import StructType
 
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import ChannelClosed
-from spark_sink.options import BadOption, SinkOptions
+from spark_sink.option_values import BadOption
+from spark_sink.options import SinkOptions
 from spark_sink.sink.packing import check_columns
 from spark_sink.source.consumer import QueueRefused
 from spark_sink.streams.probe import discovered
@@ -64,9 +65,10 @@ def resolved(
     if not single:
         names = tuple(partitions[number] for number in sorted(partitions))
         return replace(options, exchange=stream), names if options.packing == "arrow" else ()
-    if "routing_key" in columns and options.packing == "none":
+    keys = [name for name in ("routing_key", "key") if name in columns]
+    if keys and options.packing == "none":
         raise BadOption(
-            f"option 'stream': '{stream}' is a single stream, and the rows have a column 'routing_key', which chooses a "
+            f"option 'stream': '{stream}' is a single stream, and the rows have a column '{keys[0]}', which chooses a "
             "partition: drop the column, or bind the stream to an exchange and set option 'exchange'"
         )
     return replace(options, routing_key=stream), (stream,) if options.packing == "arrow" else ()
@@ -80,7 +82,12 @@ def prepared(connection: Connection, options: SinkOptions, schema: StructType) -
     options, partitions = resolved(connection, options, columns)
     if partitions:
         # Keys choose among these, and nothing else.
-        columns = [name for name in columns if name != "routing_key"]
+        columns = [name for name in columns if name not in ("routing_key", "key")]
+    elif "key" in columns:
+        columns = [*columns, "routing_key"]
+    if "stream" in columns:
+        # Tasks make both of it.
+        columns = [*columns, "exchange", "routing_key"]
     check(connection, options, columns)
     return Prepared(options, mechanism(connection, options, columns), partitions)
 

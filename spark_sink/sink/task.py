@@ -21,6 +21,7 @@ from spark_sink.rows import SINK_COLUMNS
 from spark_sink.sink.encoder import BadRow, Encoder, Identity
 from spark_sink.sink.ledger import Ledger, Marker
 from spark_sink.sink.packing import Packer
+from spark_sink.sink.placing import Placer
 from spark_sink.sink.target import Mechanism
 
 #: A batch has fewer rows in one partition than this; so a sequence is the batch's number and the row's, side
@@ -92,10 +93,14 @@ def current_task(plan: Plan) -> Task:
 def write(plan: Plan, task: Task, batches: Iterable[Any]) -> Written:
     """Raises BadRow, AmqpError."""
     options = plan.options
+    placer = Placer(options, task.where)
     if options.packing == "arrow":
-        batches = Packer(options.pack_rows, plan.partitions, task.partition).packed(_checked(batches, task))
+        rows = placer.checked(_checked(batches, task), plan.partitions)
+        batches = Packer(options.pack_rows, plan.partitions, task.partition).packed(rows)
         if plan.partitions:
             plan = replace(plan, options=replace(options, exchange=""))
+    else:
+        batches = placer.placed(batches)
     filled = (batch for batch in batches if batch.num_rows)
     first = next(filled, None)
     if first is None:

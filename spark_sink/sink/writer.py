@@ -10,7 +10,8 @@ from pyspark.sql.datasource import DataSourceArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_sink.client.connection import Connection
-from spark_sink.options import BadOption, SinkOptions
+from spark_sink.option_values import BadOption
+from spark_sink.options import SinkOptions
 from spark_sink.rows import check_schema
 from spark_sink.sink import target
 from spark_sink.sink.task import Plan, current_task, write

@@ -16,13 +16,13 @@ from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
 from spark_sink.arrow import binaries
-from spark_sink.options import nearest
-from spark_sink.rows import BadColumn, source_schema
+from spark_sink.option_values import nearest
+from spark_sink.rows import TAKEN, BadColumn, source_schema
 from spark_sink.sink.packing import Messages, Repeats, repeated, unpacked
 from spark_sink.source.cuts import Cuts, cuts
 from spark_sink.source.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
 from spark_sink.source.properties import COLUMNS, MESSAGE_ID, decode_properties, without_ids
-from spark_sink.streams.placed import without_offsets
+from spark_sink.streams.placed import without_offsets, without_times
 
 ROUTE_COLUMNS = ("redelivered", "exchange", "routing_key")
 #: If more of a batch's properties differ, the code checks whether only their ids differ.
@@ -36,9 +36,9 @@ Array = Any
 Column = Callable[[Any], Array]
 
 
-def check_schema(schema: StructType, partitions: bool = False) -> None:
+def check_schema(schema: StructType, of_stream: bool = False) -> None:
     """A query may ask for fewer columns than there are. Raises BadColumn."""
-    ours = source_schema(partitions=partitions)
+    ours = source_schema(of_stream=of_stream)
     for field in schema.fields:
         if field.name not in ours.fieldNames():
             raise BadColumn(f"a message has no column '{field.name}'{nearest(field.name, ours.fieldNames())}")
@@ -64,24 +64,28 @@ class Decoder:
         values, routes, properties = _parts(run)
         return self._batches(Messages(values, routes, properties, offsets), {})
 
-    def log_batches(self, run: Run, partition: int) -> Iterator[pa.RecordBatch]:
-        """As `batches`, for messages of a stream, which bring their offsets. Raises BadMessage."""
-        same = {"partition": partition}
-        if (found := cuts(run, of_stream=True)) is not None:
+    def log_batches(self, run: Run, stream: str, partition: int, timed: bool) -> Iterator[pa.RecordBatch]:
+        """As `batches`, for messages of a stream, which bring their offsets, and if `timed` the times when
+        the broker took them. Raises BadMessage.
+        """
+        same = {"stream": stream, "partition": partition}
+        if (found := cuts(run, of_stream=True, timed=timed)) is not None:
             return iter((self._batch_of(found, found.offsets, same),))
         values, routes, properties = _parts(run)
+        times, properties = without_times(properties) if timed else ([None] * len(run), properties)
         offsets, properties = without_offsets(properties)
-        return self._batches(Messages(values, routes, properties, offsets), same)
+        return self._batches(Messages(values, routes, properties, offsets, times), same)
 
-    def _batches(self, messages: Messages, same: Mapping[str, int]) -> Iterator[pa.RecordBatch]:
+    def _batches(self, messages: Messages, same: Mapping[str, object]) -> Iterator[pa.RecordBatch]:
         for part, rows in unpacked(messages):
             yield self._batch(part, same, rows)
 
-    def _batch(self, messages: Messages, same: Mapping[str, int], rows: Any) -> pa.RecordBatch:
+    def _batch(self, messages: Messages, same: Mapping[str, object], rows: Any) -> pa.RecordBatch:
         """`rows` has the rows of a packed message; then there is only one message."""
         columns: dict[str, Column] = {
             "value": lambda kind: binaries(messages.values, kind),
             "offset": lambda kind: pa.array(messages.offsets, kind),
+            TAKEN: lambda kind: _taken(pa.array(messages.times, pa.int64()), kind),
             **self._same(len(messages), same),
             **_columns(ROUTE_COLUMNS, messages.routes, _route),
         }
@@ -91,11 +95,12 @@ class Decoder:
             columns = _of_packed(columns, rows, self._repeats)
         return self._made(columns)
 
-    def _batch_of(self, found: Cuts, offsets: Any, same: Mapping[str, int]) -> pa.RecordBatch:
+    def _batch_of(self, found: Cuts, offsets: Any, same: Mapping[str, object]) -> pa.RecordBatch:
         count, routes = found.count, found.routes
         columns: dict[str, Column] = {
             "value": lambda kind: found.bodies,
             "offset": lambda kind: pa.array(offsets, kind) if isinstance(offsets, range) else offsets,
+            TAKEN: lambda kind: pa.nulls(count, kind) if found.times is None else _taken(found.times, kind),
             **self._same(count, same),
             **_distinct(ROUTE_COLUMNS, routes.raws, routes.indices, count, _route),
         }
@@ -114,7 +119,7 @@ class Decoder:
         """A query without these columns does not pay for them."""
         return any(name in COLUMNS for name in self._schema.names)
 
-    def _same(self, count: int, same: Mapping[str, int]) -> dict[str, Column]:
+    def _same(self, count: int, same: Mapping[str, object]) -> dict[str, Column]:
         """Columns that are the same in all rows."""
         return {
             "queue": lambda kind: pa.repeat(pa.scalar(self._queue, kind), count),
@@ -127,8 +132,13 @@ class Decoder:
         )
 
 
-def _repeated(value: int, count: int) -> Column:
+def _repeated(value: object, count: int) -> Column:
     return lambda kind: pa.repeat(pa.scalar(value, kind), count)
+
+
+def _taken(times: Array, kind: Any) -> Array:
+    """Times in ms since 1970 as a column."""
+    return times.cast(pa.timestamp("ms", kind.tz)).cast(kind)
 
 
 def _of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> dict[str, Column]:

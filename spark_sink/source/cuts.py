@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 from spark_sink.arrow import BINARY_BYTES_MAX
 from spark_sink.sink.packing import is_packed
 from spark_sink.source.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
-from spark_sink.streams.placed import VALUE_BYTES, before_offset
+from spark_sink.streams.placed import VALUE_BYTES, before_offset, time_at, without_time
 
 #: For fewer messages, handling each one takes no longer.
 LEAST = 32
@@ -55,6 +55,8 @@ class Cuts:
     properties: Distinct
     #: None if the messages have no offsets.
     offsets: Array
+    #: When the broker took them, ms since 1970; None if they do not tell.
+    times: Array
 
 
 class _Cutter:
@@ -81,18 +83,20 @@ class _Cutter:
         return pa.Array.from_buffers(pa.binary(size), self._count, [None, found.buffers()[2]])
 
 
-def cuts(run: Run, *, of_stream: bool) -> Cuts | None:
-    """Return the messages of a run as columns; None if they must be handled one by one. Raises BadMessage."""
+def cuts(run: Run, *, of_stream: bool, timed: bool = False) -> Cuts | None:
+    """Return the messages of a run as columns; None if they must be handled one by one. `timed`: the broker
+    was asked for times. Raises BadMessage.
+    """
     if len(run) < LEAST or len(run.data) > BINARY_BYTES_MAX:
         return None
     try:
-        return _cuts(run, of_stream)
+        return _cuts(run, of_stream, timed)
     except (Crooked, pa.ArrowInvalid):
         # The sizes are wrong; the code that handles each message finds out where.
         return None
 
 
-def _cuts(run: Run, of_stream: bool) -> Cuts | None:
+def _cuts(run: Run, of_stream: bool, timed: bool) -> Cuts | None:
     data, count = run.data, len(run)
     cutter = _Cutter(data, count)
     starts, heads = _ints(array(INT, run.starts)), _ints(array(INT, run.heads))
@@ -113,23 +117,30 @@ def _cuts(run: Run, of_stream: bool) -> Cuts | None:
     # After the consumer's tag, which is the same in all messages, and the delivery's.
     route += 1 + data[route] + U64.size
     routes = _distinct(cutter.cut(_plus(starts, route), _plus(heads, -OVERHEAD_BYTES)))
-    flags, offsets, rest = _plus(heads, FLAGS_AT), None, b""
+    flags, offsets, times, rest = _plus(heads, FLAGS_AT), None, None, b""
     if of_stream:
         first = run.properties(0)
-        rest, at = before_offset(first)
+        at = before_offset(first)[1]
+        time = time_at(first) if timed else None
+        rest = before_offset(first if time is None else without_time(first))[0]
         behind = _plus(flags, at + VALUE_BYTES)
         if not pc.all(pc.less_equal(behind, ends)).as_py():
             return None
         before = cutter.cut_fixed(flags, at + VALUE_BYTES)
-        due = pa.scalar(first[:at], pa.binary(at))
-        if not pc.all(pc.equal(pc.binary_slice(before, 0, at), due)).as_py():
-            return None
+        # The bytes that are the same in all messages: everything before the offset, but not the time.
+        same = [(0, at)] if time is None else [(0, time), (time + VALUE_BYTES, at)]
+        for low, high in same:
+            due = pa.scalar(first[low:high], pa.binary(high - low))
+            if not pc.all(pc.equal(pc.binary_slice(before, low, high), due)).as_py():
+                return None
         offsets = _big_endian(pc.binary_slice(before, at, at + VALUE_BYTES), LONG)
+        if time is not None:
+            times = _big_endian(pc.binary_slice(before, time, time + VALUE_BYTES), LONG)
         flags = behind
     properties = _distinct(cutter.cut(flags, ends), rest)
     if any(map(is_packed, properties.raws)):
         return None
-    return Cuts(count, bodies, routes, properties, offsets)
+    return Cuts(count, bodies, routes, properties, offsets, times)
 
 
 def _distinct(values: Array, before: bytes = b"") -> Distinct:

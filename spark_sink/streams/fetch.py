@@ -35,11 +35,13 @@ from spark_sink.source.loss import DataLoss
 from spark_sink.source.patience import Patience
 from spark_sink.streams.offsets import Range
 from spark_sink.streams.placed import OFFSET, offset_at
-from spark_sink.streams.probe import CAPABILITY, Bounds, NotKnown, count_from, refusal
+from spark_sink.streams.probe import CAPABILITY, TIMES_CAPABILITY, Bounds, NotKnown, count_from, refusal
 
 PREFETCH = 20_000
 #: Maximum number of bytes received and not yet decoded; beyond it the socket is not read.
 BUFFER_BYTES_MAX = 64 << 20
+#: The argument of a consumer that wants to know when the broker took each message.
+TIMES = "x-stream-timestamps"
 #: Of one Arrow batch.
 ROWS_PER_BATCH, BATCH_BYTES_MAX = 20_000, 16 << 20
 #: How often to ask the broker about expected messages.
@@ -90,8 +92,14 @@ class _Intake(RunIntake):
 class Fetch:
     """Iterates over the runs of a range, in order. Raises AmqpError, DataLoss."""
 
-    def __init__(self, options: SourceOptions, queue: str, wanted: Range, number: int) -> None:
+    def __init__(
+        self, options: SourceOptions, queue: str, wanted: Range, number: int, *, times: bool = False
+    ) -> None:
+        """`times`: ask the broker when it took each message."""
         self._options = options
+        self._times = times
+        #: Whether the latest run has times, if the broker was asked and knows them.
+        self.timed = False
         self._queue = queue
         self._wanted = wanted
         #: The next offset to come.
@@ -122,8 +130,12 @@ class Fetch:
         self._intake = _Intake()
         connection.set_intake(self._intake)
         connection.call(spec.Basic.Qos(prefetch_count=self._options.prefetch or PREFETCH), spec.Basic.QosOk)
+        arguments: dict[str, object] = {OFFSET: self._next}
+        self.timed = self._times and bool(connection.capabilities.get(TIMES_CAPABILITY))
+        if self.timed:
+            arguments[TIMES] = True
         consume = spec.Basic.Consume(
-            queue=self._queue, consumer_tag=CONSUMER_TAG, no_ack=False, arguments={OFFSET: self._next}
+            queue=self._queue, consumer_tag=CONSUMER_TAG, no_ack=False, arguments=arguments
         )
         connection.call(consume, spec.Basic.ConsumeOk)
 

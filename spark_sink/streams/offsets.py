@@ -7,13 +7,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from typing import Any
+from typing import Any, NamedTuple
 
-from spark_sink.options import EARLIEST, BadOption, StartingOffsets
+from spark_sink import option_values
+from spark_sink.option_values import EARLIEST, BadOption, ByPartition, nearest
 from spark_sink.source.offsets import BadCheckpoint
 
-#: Offsets by the number of the partition; a range ends before its end.
-Offsets = dict[int, int]
+
+class Partition(NamedTuple):
+    """A partition of a stream; a single stream is one partition, number 0."""
+
+    stream: str
+    number: int
+
+    def __str__(self) -> str:
+        return f"partition {self.number} of stream '{self.stream}'"
+
+
+#: A range ends before its end.
+Offsets = dict[Partition, int]
 #: Offsets of one task of a batch read, unless an option says otherwise.
 RANGE_MAX = 1_000_000
 
@@ -22,7 +34,7 @@ RANGE_MAX = 1_000_000
 class Range:
     """Offsets of one partition, for one task."""
 
-    partition: int
+    partition: Partition
     start: int
     end: int
 
@@ -30,32 +42,30 @@ class Range:
         return self.end - self.start
 
 
-def to_json(stream: str, offsets: Mapping[int, int]) -> dict[str, Any]:
-    return {
-        "stream": stream,
-        "offsets": {str(partition): offsets[partition] for partition in sorted(offsets)},
-    }
+def to_json(offsets: Mapping[Partition, int]) -> dict[str, Any]:
+    """Return offsets as the Kafka source has them: by the stream's name and the partition's number."""
+    by_stream: dict[str, dict[str, int]] = {}
+    for partition in sorted(offsets):
+        by_stream.setdefault(partition.stream, {})[str(partition.number)] = offsets[partition]
+    return by_stream
 
 
-def from_json(offset: Mapping[str, Any], stream: str) -> Offsets:
+def from_json(offset: Mapping[str, Any]) -> Offsets:
     """Read the content of a checkpoint. Raises BadCheckpoint."""
     try:
-        named = str(offset["stream"])
-        offsets = {int(partition): int(value) for partition, value in offset["offsets"].items()}
-    except (AttributeError, KeyError, TypeError, ValueError):
+        return {
+            Partition(stream, int(number)): int(value)
+            for stream, numbers in offset.items()
+            for number, value in numbers.items()
+        }
+    except (AttributeError, TypeError, ValueError):
         raise BadCheckpoint(
             f"the checkpoint was written by another source: {offset!r} is not an offset of a stream of "
             "format amqp"
         ) from None
-    if named != stream:
-        raise BadCheckpoint(
-            f"the checkpoint belongs to stream '{named}', and option 'stream' says '{stream}': "
-            "use a new checkpointLocation for another stream"
-        )
-    return offsets
 
 
-def resolved(option: str, given: StartingOffsets, first: Offsets, following: Offsets) -> Offsets:
+def resolved(option: str, given: option_values.Offsets, first: Offsets, following: Offsets) -> Offsets:
     """Return the offsets that an option means, where partitions have these first and next ones. Raises
     BadOption.
     """
@@ -64,26 +74,50 @@ def resolved(option: str, given: StartingOffsets, first: Offsets, following: Off
     if given == "latest":
         return dict(following)
     assert isinstance(given, dict)
-    unknown, missing = sorted(given.keys() - first.keys()), sorted(first.keys() - given.keys())
-    if unknown or missing:
-        what = f"names partition {unknown[0]}" if unknown else f"does not name partition {missing[0]}"
-        raise BadOption(
-            f"option '{option}' {what}: the partitions are {_numbers(first)}, and each has to be named"
-        )
     found: Offsets = {}
-    for partition, offset in given.items():
+    for partition, offset in of_all(option, given, first).items():
         if offset < 0:
             offset = first[partition] if offset == EARLIEST else following[partition]
         elif offset > following[partition]:
             raise BadOption(
-                f"option '{option}': offset {offset} of partition {partition} is beyond its end, {following[partition]}"
+                f"option '{option}': offset {offset} of {partition} is beyond its end, {following[partition]}"
             )
         found[partition] = offset
     return found
 
 
-def _numbers(partitions: Mapping[int, int]) -> str:
-    return "0" if len(partitions) == 1 else f"0 to {max(partitions)}"
+def of_all(option: str, given: ByPartition, known: Mapping[Partition, object]) -> dict[Partition, int]:
+    """Return what JSON says for each partition. Raises BadOption unless it names all partitions, and no
+    others.
+    """
+    streams = sorted({partition.stream for partition in known})
+    if "" in given and len(streams) == 1:
+        given = {streams[0]: given[""]}
+    if unknown_names := sorted(given.keys() - set(streams)):
+        name = unknown_names[0]
+        raise BadOption(f"option '{option}' names stream '{name}', which is not read{nearest(name, streams)}")
+    named = {
+        Partition(stream, number): value
+        for stream, numbers in given.items()
+        for number, value in numbers.items()
+    }
+    unknown, missing = sorted(named.keys() - known.keys()), sorted(known.keys() - named.keys())
+    if unknown or missing:
+        what = f"names {unknown[0]}" if unknown else f"does not name {missing[0]}"
+        numbers = _numbers([each.number for each in known if each.stream == (unknown or missing)[0].stream])
+        raise BadOption(f"option '{option}' {what}: the partitions are {numbers}, and each has to be named")
+    return named
+
+
+def _numbers(partitions: Sequence[int]) -> str:
+    low, high = min(partitions), max(partitions)
+    if high - low + 1 != len(partitions):
+        return ", ".join(map(str, sorted(partitions)))
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def available(start: Offsets, end: Offsets) -> int:
+    return sum(end[partition] - start[partition] for partition in end)
 
 
 def limited(start: Offsets, end: Offsets, most: int | None) -> Offsets:

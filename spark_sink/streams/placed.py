@@ -1,4 +1,7 @@
-"""The offsets of messages in a stream: the broker adds a header with the offset to each message."""
+"""Offsets and times of messages in a stream: the broker adds a header with the offset to each message, as the
+last one, and for consumers that ask for it a header with the time at which it took the message, as the first
+one.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,8 @@ from spark_sink.source.properties import BadMessage
 OFFSET = "x-stream-offset"
 #: Name and type of the header; its eight bytes follow.
 MARK = bytes([len(OFFSET)]) + OFFSET.encode() + b"l"
+TIME = "x-stream-timestamp"
+TIME_MARK = bytes([len(TIME)]) + TIME.encode() + b"l"
 VALUE_BYTES = U64.size
 FLAGS_BYTES = 2
 
@@ -90,3 +95,43 @@ def _without(before: bytes, properties: bytes) -> bytes:
     if not size:
         return bytes((before[0] & ~HEADERS_BIT, before[1])) + before[FLAGS_BYTES:table_at]
     return before[:table_at] + U32.pack(size) + before[table_at + U32.size : -len(MARK)]
+
+
+def time_at(properties: bytes) -> int | None:
+    """Return the position of the time, if there is one. Raises BadMessage."""
+    at = _table(properties)[0] + U32.size
+    return at + len(TIME_MARK) if properties.startswith(TIME_MARK, at) else None
+
+
+def without_time(properties: bytes) -> bytes:
+    """Return the properties without the header that has the time. Raises BadMessage."""
+    at = time_at(properties)
+    return properties if at is None else _timeless(properties[:at]) + properties[at + VALUE_BYTES :]
+
+
+def _timeless(before: bytes) -> bytes:
+    """Return the bytes before the time's value, without its header."""
+    size_at = len(before) - len(TIME_MARK) - U32.size
+    size = int(U32.unpack_from(before, size_at)[0]) - len(TIME_MARK) - VALUE_BYTES
+    return before[:size_at] + U32.pack(size)
+
+
+def without_times(properties: Sequence[bytes]) -> tuple[list[int | None], list[bytes]]:
+    """Return the times, ms since 1970, and the properties without them. Raises BadMessage."""
+    unpack = U64.unpack_from
+    times: list[int | None] = []
+    found: list[bytes] = []
+    before, rest, at = b"", b"", 0
+    for each in properties:
+        if not before or not each.startswith(before):
+            place = time_at(each)
+            if place is None:
+                times.append(None)
+                found.append(each)
+                continue
+            at = place
+            before = each[:at]
+            rest = _timeless(before)
+        times.append(unpack(each, at)[0])
+        found.append(rest + each[at + VALUE_BYTES :])
+    return times, found

@@ -8,7 +8,8 @@ removes nothing, so a repeated task or query can read any range again.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -21,13 +22,29 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from spark_sink.options import BadOption, SourceOptions, StartingOffsets
+from spark_sink import option_values
+from spark_sink.option_values import BadOption, ByPartition
+from spark_sink.options import SourceOptions
+from spark_sink.rows import TAKEN
 from spark_sink.source.columns import Decoder, check_schema
 from spark_sink.source.consumer import log
 from spark_sink.source.loss import DataLoss
+from spark_sink.source.offsets import BadCheckpoint
 from spark_sink.source.stream_reader import freeze_modules
 from spark_sink.streams.fetch import Fetch, lost
-from spark_sink.streams.offsets import RANGE_MAX, Offsets, Range, cut, from_json, limited, resolved, to_json
+from spark_sink.streams.offsets import (
+    RANGE_MAX,
+    Offsets,
+    Partition,
+    Range,
+    available,
+    cut,
+    from_json,
+    limited,
+    of_all,
+    resolved,
+    to_json,
+)
 from spark_sink.streams.probe import Bounds, Probe
 
 #: A trigger that finds nothing waits so long before it returns; otherwise an idle query would ask all the
@@ -47,8 +64,8 @@ class Slice(InputPartition):
         self.number = number
 
 
-def slices(partitions: Mapping[int, str], ranges: Sequence[Range]) -> list[InputPartition]:
-    return [Slice(partitions[each.partition], each, number) for number, each in enumerate(ranges)]
+def slices(probe: Probe, ranges: Sequence[Range]) -> list[InputPartition]:
+    return [Slice(probe.queue(each.partition), each, number) for number, each in enumerate(ranges)]
 
 
 def rows(options: SourceOptions, schema: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -57,47 +74,89 @@ def rows(options: SourceOptions, schema: StructType, piece: InputPartition) -> I
         return
     freeze_modules()
     decoder = Decoder(schema, piece.queue)
-    for run in Fetch(options, piece.queue, piece.wanted, piece.number):
-        yield from decoder.log_batches(run, piece.wanted.partition)
+    stream, number = piece.wanted.partition
+    fetch = Fetch(options, piece.queue, piece.wanted, piece.number, times=TAKEN in schema.names)
+    for run in fetch:
+        yield from decoder.log_batches(run, stream, number, fetch.timed)
 
 
-def starts(options: SourceOptions, probe: Probe, usual: StartingOffsets) -> tuple[Offsets, Offsets]:
+def starts(options: SourceOptions, probe: Probe, usual: option_values.Offsets) -> tuple[Offsets, Offsets]:
     """Where a read begins, as its options say, and where each partition ends now."""
     first, following = probe.bounds()
-    if options.starting_timestamp is not None:
-        return probe.at(options.starting_timestamp), following
+    option, moments = _moments(
+        first,
+        ("startingTimestamp", options.starting_timestamp),
+        ("startingOffsetsByTimestamp", options.starting_offsets_by_timestamp),
+    )
+    if moments is not None:
+        places = probe.at(moments, first, following, whole=False)
+        late = [each for each, place in places.items() if place is None]
+        if late and options.starting_offsets_by_timestamp_strategy == "error":
+            time = datetime.fromtimestamp(moments[late[0]] / 1_000, UTC).isoformat()
+            raise BadOption(
+                f"option '{option}': {late[0]} has no message at or after {time}. To begin with its next message, set "
+                "option startingOffsetsByTimestampStrategy=latest"
+            )
+        return {
+            each: following[each] if place is None else place for each, place in places.items()
+        }, following
     given = resolved("startingOffsets", options.starting_offsets or usual, first, following)
     for partition, offset in given.items():
         if offset < first[partition]:
-            lost(options, probe.partitions()[partition], offset, first[partition])
+            lost(options, probe.queue(partition), offset, first[partition])
             given[partition] = first[partition]
     return given, following
+
+
+def ends(options: SourceOptions, probe: Probe, start: Offsets, following: Offsets) -> Offsets:
+    """Where a batch read ends, as its options say. Raises BadOption, AmqpError."""
+    option, moments = _moments(
+        start,
+        ("endingTimestamp", options.ending_timestamp),
+        ("endingOffsetsByTimestamp", options.ending_offsets_by_timestamp),
+    )
+    if moments is not None:
+        first, _ = probe.bounds()
+        places = probe.at(moments, first, following, whole=True)
+        end = {each: following[each] if place is None else place for each, place in places.items()}
+    elif options.ending_offsets is not None:
+        option = "endingOffsets"
+        end = resolved(option, options.ending_offsets, start, following)
+    else:
+        return following
+    for each in start:
+        if end[each] < start[each]:
+            raise BadOption(
+                f"option '{option}': {each} ends at {end[each]}, before it begins at {start[each]}"
+            )
+    return end
+
+
+def _moments(
+    known: Offsets, one: tuple[str, int | None], each: tuple[str, ByPartition | None]
+) -> tuple[str, dict[Partition, int] | None]:
+    """Return the times of the partitions, ms since 1970, and the option that says them; None if none does."""
+    if one[1] is not None:
+        return one[0], dict.fromkeys(known, one[1])
+    return each[0], None if each[1] is None else of_all(each[0], each[1], known)
 
 
 class LogReader(DataSourceReader):
     """`spark.read`."""
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        check_schema(schema, partitions=True)
+        check_schema(schema, of_stream=True)
         self._options = options
         self._schema = schema
 
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
-        assert options.stream is not None
-        probe = Probe(options.login, options.stream, "spark read")
+        probe = Probe(options, "spark read")
         try:
             start, following = starts(options, probe, "earliest")
-            end = following
-            if options.ending_offsets is not None:
-                end = resolved("endingOffsets", options.ending_offsets, start, following)
-            for partition in start:
-                if end[partition] < start[partition] and options.ending_offsets is not None:
-                    raise BadOption(
-                        f"option 'endingOffsets': partition {partition} ends at {end[partition]}, before it begins at "
-                        f"{start[partition]}"
-                    )
-            return slices(probe.partitions(), cut(start, end, options.min_partitions, RANGE_MAX))
+            end = ends(options, probe, start, following)
+            longest = options.max_records_per_partition or RANGE_MAX
+            return slices(probe, cut(start, end, options.min_partitions, longest))
         finally:
             probe.close()
 
@@ -111,29 +170,33 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """
 
     def __init__(self, options: SourceOptions, schema: StructType) -> None:
-        check_schema(schema, partitions=True)
-        assert options.stream is not None
+        check_schema(schema, of_stream=True)
         self._options = options
-        self._stream: str = options.stream
         self._schema = schema
         self._opened: Probe | None = None
         #: `availableNow`: where to stop.
         self._target: Offsets | None = None
         #: Since when a partition ends before offsets that were read from it.
-        self._short_since: dict[int, float] = {}
+        self._short_since: dict[Partition, float] = {}
+        #: Since when fewer messages than minOffsetsPerTrigger wait.
+        self._few_since: float | None = None
+        #: Where the partitions ended at the last look, for the figures of the query.
+        self._latest: Offsets = {}
         #: Losses that were reported already.
-        self._told: set[tuple[int, int]] = set()
+        self._told: set[tuple[Partition, int]] = set()
 
     @property
     def _probe(self) -> Probe:
         if self._opened is None:
-            self._opened = Probe(self._options.login, self._stream, f"spark source {self._stream}")
+            options = self._options
+            what = ", ".join(options.streams) or options.streams_pattern
+            self._opened = Probe(options, f"spark source {what}")
         return self._opened
 
     # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
-        return to_json(self._stream, starts(self._options, self._probe, "latest")[0])
+        return to_json(starts(self._options, self._probe, "latest")[0])
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_offsets_per_trigger
@@ -143,17 +206,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target = self._probe.bounds()[1]
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        begin = self._with_new(from_json(start, self._stream))
-        end = {
-            partition: self._end(partition, begin[partition], found) for partition, found in self._look(begin)
-        }
+        known = set(self._probe.partitions())
+        before = self._checked(from_json(start), known)
+        # A new partition is read from its beginning.
+        begin = {partition: before.get(partition, 0) for partition in known}
+        end = self._ends(begin)
         while self._target is not None and self._short_since and self._options.fail_on_data_loss:
             # This query ends with what there is, so it waits now for what was read before.
             time.sleep(IDLE_LOOK_S)
-            end |= {
-                partition: self._end(partition, begin[partition], found)
-                for partition, found in self._look(begin)
-            }
+            end = self._ends(begin)
+        self._latest = dict(end)
+        begin = {partition: begin[partition] for partition in end}
         if self._target is not None:
             end = {
                 partition: max(begin[partition], min(offset, self._target.get(partition, 0)))
@@ -161,20 +224,23 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             }
         most = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         end = limited(begin, end, most)
-        found = to_json(self._stream, end)
-        if all(end[partition] == begin[partition] for partition in end):
+        gone = before.keys() - end.keys()
+        if not gone and (end == begin or self._waits_for_more(available(begin, self._latest))):
             if self._target is None:
                 time.sleep(IDLE_S if self._probe.counts else IDLE_LOOK_S)
             return start
-        return found
+        self._few_since = None
+        return to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        before, after = from_json(start, self._stream), from_json(end, self._stream)
-        partitions = self._probe.partitions()
-        self._check_there(after)
+        before, after = from_json(start), self._checked(from_json(end), set(self._probe.partitions()))
         begin = {partition: before.get(partition, 0) for partition in after}
-        ranges = cut(begin, after, self._options.min_partitions)
-        return slices(partitions, ranges) or [InputPartition(None)]
+        options = self._options
+        ranges = cut(begin, after, options.min_partitions, options.max_records_per_partition)
+        return slices(self._probe, ranges) or [InputPartition(None)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """The checkpoint has it; the broker keeps nothing."""
@@ -190,25 +256,52 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     # The parts of the above.
 
-    def _look(self, begin: Offsets) -> list[tuple[int, Bounds]]:
-        return list(self._probe.behind(begin).items())
+    def _ends(self, begin: Offsets) -> Offsets:
+        found = self._probe.behind(begin)
+        self._gone({partition: begin[partition] for partition in begin.keys() - found.keys()})
+        return {
+            partition: self._end(partition, begin[partition], bounds) for partition, bounds in found.items()
+        }
 
-    def _check_there(self, offsets: Offsets) -> None:
-        gone = sorted(offsets.keys() - self._probe.partitions().keys())
-        if gone:
-            raise DataLoss(
-                f"stream '{self._stream}' no longer has partition {gone[0]}, of which the checkpoint has "
-                f"offset {offsets[gone[0]]}: use a new checkpointLocation for a stream that was declared again"
+    def _waits_for_more(self, count: int) -> bool:
+        """Whether so few messages wait for others. With `availableNow` nothing waits."""
+        least = self._options.min_offsets_per_trigger
+        if least is None or count >= least or self._target is not None:
+            return False
+        if self._few_since is None:
+            self._few_since = time.monotonic()
+        return (time.monotonic() - self._few_since) * 1_000 < self._options.max_trigger_delay
+
+    def _checked(self, offsets: Offsets, known: Collection[Partition]) -> Offsets:
+        """Return the offsets of a checkpoint, of partitions that exist. Raises BadCheckpoint, DataLoss."""
+        for partition in offsets:
+            if not self._probe.may_read(partition):
+                raise BadCheckpoint(
+                    f"the checkpoint has an offset of {partition}, which the options do not name: name it, or use a new "
+                    "checkpointLocation for other streams"
+                )
+        self._gone({partition: offset for partition, offset in offsets.items() if partition not in known})
+        return {partition: offset for partition, offset in offsets.items() if partition in known}
+
+    def _gone(self, offsets: Offsets) -> None:
+        """Report partitions that do not exist any more. Raises DataLoss."""
+        for partition in sorted(offsets):
+            text = (
+                f"stream '{partition.stream}' no longer has partition {partition.number}, of which the checkpoint has "
+                f"offset {offsets[partition]}"
             )
+            if self._options.fail_on_data_loss:
+                raise DataLoss(
+                    f"{text}: use a new checkpointLocation for a stream that was declared again, or set option "
+                    "failOnDataLoss=false to go on without it"
+                )
+            if (partition, -1) not in self._told:
+                log.error("%s; going on without it (failOnDataLoss=false)", text)
+                self._told.add((partition, -1))
 
-    def _with_new(self, offsets: Offsets) -> Offsets:
-        """A new partition is read from its beginning."""
-        self._check_there(offsets)
-        return {partition: offsets.get(partition, 0) for partition in self._probe.partitions()}
-
-    def _end(self, partition: int, begin: int, found: Bounds) -> int:
+    def _end(self, partition: Partition, begin: int, found: Bounds) -> int:
         """How far a partition can be read. Raises DataLoss."""
-        queue = self._probe.partitions()[partition]
+        queue = self._probe.queue(partition)
         if found.next >= begin:
             self._short_since.pop(partition, None)
             if found.first > begin and (partition, found.first) not in self._told:

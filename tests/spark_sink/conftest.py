@@ -57,16 +57,30 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 
 
 @pytest.fixture(scope="session")
-def rabbitmq() -> Iterator[int]:
-    """The port of a RabbitMQ for the tests, if Debian's rabbitmq-server is installed."""
+def judged() -> Iterator[JudgedRabbitMQ]:
+    """A RabbitMQ for the tests, if Debian's rabbitmq-server is installed."""
     if not RABBITMQ_SERVER.exists():
         pytest.skip(f"{RABBITMQ_SERVER} is not installed")
     broker = JudgedRabbitMQ()
     try:
         broker.start()
-        yield broker.port
+        yield broker
     finally:
         broker.close()
+
+
+@pytest.fixture(scope="session")
+def rabbitmq(judged: JudgedRabbitMQ) -> int:
+    """Its port."""
+    return judged.port
+
+
+@pytest.fixture(scope="session")
+def rabbitmq_http(judged: JudgedRabbitMQ) -> int:
+    """The port of its management API."""
+    if not judged.http_port:
+        pytest.skip("it has no management API")
+    return judged.http_port
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,7 @@ BEGIN, END = "<!-- options: python -m tests.spark_sink.option_table -->\n", "<!-
 def table() -> str:
     lines = ["| option | default | read or written | |", "| --- | --- | --- | --- |"]
     for option in OPTIONS:
-        default = {None: "", "": "", True: "`true`", False: "`false`"}.get(
+        default = {None: "", "": "", (): "", True: "`true`", False: "`false`"}.get(
             option.default, f"`{option.default}`"
         )
         side = {("sink", "source"): "both", ("sink",): "written", ("source",): "read"}[option.sides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -21,29 +22,36 @@ FIRST = 1 << 40
 COUNT = 2 * cuts.LEAST
 
 
-def run_of(sent: list[Message], *, of_stream: bool, frame_max: int = 131_072) -> Run:
+TIME = 1_700_000_000_000
+#: pamqp sorts headers: this one comes first, and then gets its name.
+FIRST_NAME = "\0" * len("x-stream-timestamp")
+
+
+def run_of(sent: list[Message], *, of_stream: bool, timed: bool = False, frame_max: int = 131_072) -> Run:
     splitter = Splitter()
     for number, message in enumerate(sent):
         more: dict[str, Any] = {}
         if of_stream:
-            # Brokers put this header last.
+            # Brokers put the offset last, and the time first.
             headers = dict(message.properties.get("headers", {}))
-            more["headers"] = {**headers, "x-stream-offset": FIRST + 3 * number}
+            time = {FIRST_NAME: TIME + number // 3} if timed else {}
+            more["headers"] = {**time, **headers, "x-stream-offset": FIRST + 3 * number}
         data = delivery(message, number + 1, number % 5 == 0, frame_max=frame_max, **more)
+        data = data.replace(FIRST_NAME.encode(), b"x-stream-timestamp")
         assert splitter.take(data, 0, len(data)) == len(data)
     return Run.joined(splitter.runs)
 
 
-def rows(run: Run, *, of_stream: bool) -> list[dict[str, Any]]:
-    decoder = Decoder(source_schema(partitions=of_stream), "q")
-    batches = decoder.log_batches(run, 4) if of_stream else decoder.batches(run, 17)
+def rows(run: Run, *, of_stream: bool, timed: bool = False) -> list[dict[str, Any]]:
+    decoder = Decoder(source_schema(of_stream=of_stream), "q")
+    batches = decoder.log_batches(run, "s", 4, timed) if of_stream else decoder.batches(run, 17)
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def one_by_one(run: Run, *, of_stream: bool) -> list[dict[str, Any]]:
+def one_by_one(run: Run, *, of_stream: bool, timed: bool = False) -> list[dict[str, Any]]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(columns, "cuts", lambda run, of_stream: None)
-        return rows(run, of_stream=of_stream)
+        patched.setattr(columns, "cuts", lambda run, of_stream, timed=False: None)
+        return rows(run, of_stream=of_stream, timed=timed)
 
 
 @given(st.lists(messages, min_size=1, max_size=8), st.booleans())
@@ -60,6 +68,26 @@ def test_any_messages_give_the_same_rows(sent: list[Message], of_stream: bool) -
         made = rows(run, of_stream=of_stream)
         assert made == one_by_one(run, of_stream=of_stream)
         assert [row["value"] for row in made] == [each.body for each in sent]
+
+
+@given(st.lists(messages, min_size=1, max_size=8), st.booleans())
+def test_times_are_columns_and_change_nothing_else(sent: list[Message], same: bool) -> None:
+    if same:
+        sent = [Message(each.body, each.exchange, each.routing_key, sent[0].properties) for each in sent]
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(cuts, "LEAST", 1)
+        run, plain = run_of(sent, of_stream=True, timed=True), run_of(sent, of_stream=True)
+        if same:
+            assert cuts.cuts(run, of_stream=True, timed=True) is not None
+        made = rows(run, of_stream=True, timed=True)
+        assert made == one_by_one(run, of_stream=True, timed=True)
+        times = [datetime.fromtimestamp((TIME + n // 3) / 1_000, UTC) for n in range(len(sent))]
+        assert [row.pop("broker_timestamp") for row in made] == times
+        # Brokers that were asked and do not know it.
+        for timed in (True, False):
+            others = rows(plain, of_stream=True, timed=timed)
+            assert [row.pop("broker_timestamp") for row in others] == [None] * len(sent)
+            assert made == others
 
 
 @pytest.mark.parametrize("of_stream", [True, False])

@@ -13,7 +13,8 @@ import pytest
 from conformance_tests.ports import free_port
 from spark_sink.client.connection import Connection
 from spark_sink.client.errors import AmqpError, MessagesRefused
-from spark_sink.options import BadOption, sink_options
+from spark_sink.option_values import BadOption
+from spark_sink.options import sink_options
 from spark_sink.sink.ledger import LEDGER
 from spark_sink.sink.target import mechanism
 from spark_sink.sink.task import Task, write

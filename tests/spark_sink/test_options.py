@@ -5,7 +5,8 @@ import pickle
 import pytest
 
 from spark_sink.client.login import Host
-from spark_sink.options import OPTIONS, BadOption, batch_options, sink_options, source_options
+from spark_sink.option_values import BadOption
+from spark_sink.options import OPTIONS, batch_options, sink_options, source_options
 
 
 def test_names_are_case_insensitive_and_every_default_stands() -> None:

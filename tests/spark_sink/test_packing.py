@@ -30,7 +30,7 @@ from spark_sink.source.properties import BadMessage
 from spark_sink.streams.placed import OFFSET, offset_at, without_offsets
 from tests.spark_sink.wire import FRAME_MAX, Message, delivery
 
-SCHEMA = source_schema(partitions=True)
+SCHEMA = source_schema(of_stream=True)
 
 
 def run_of(*messages: Message) -> Run:
@@ -51,7 +51,11 @@ def packed(rows: dict[str, Any], **packer: Any) -> list[dict[str, Any]]:
 
 def read(*messages: Message) -> list[dict[str, Any]]:
     decoder = Decoder(SCHEMA, "orders-3")
-    return [row for batch in decoder.log_batches(run_of(*messages), 3) for row in batch.to_pylist()]
+    return [
+        row
+        for batch in decoder.log_batches(run_of(*messages), "orders", 3, timed=False)
+        for row in batch.to_pylist()
+    ]
 
 
 def message(body: bytes, offset: int, **given_properties: Any) -> Message:

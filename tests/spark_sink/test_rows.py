@@ -39,7 +39,7 @@ def test_what_was_read_can_be_written_but_for_where_it_came_from() -> None:
         [field for field in read.fields if field.name not in ("queue", "redelivered", "offset")]
     )
     check(writable)
-    assert set(writable.fieldNames()) == set(SINK_COLUMNS)
+    assert {*writable.fieldNames(), "key", "stream", "partition"} == set(SINK_COLUMNS)
     for name in ("queue", "redelivered", "offset"):
         with pytest.raises(BadColumn, match=f"column '{name}' says where a message came from"):
             check(StructType([*writable.fields, read[name]]))
@@ -86,8 +86,31 @@ def test_what_cannot_be_written(schema: StructType, text: str) -> None:
 
 def test_something_must_say_where_messages_go() -> None:
     with pytest.raises(
-        BadColumn, match="set option 'routingKey' or 'exchange', or give a column 'routing_key'"
+        BadColumn, match="set option 'stream', 'routingKey' or 'exchange', or give a column 'routing_key' or"
     ):
         check_schema(frame(value=TEXT), sink_options({}))
+    for column in ("stream", "key"):
+        check_schema(frame(value=TEXT).add(column, TEXT), sink_options({}))
     check_schema(frame(value=TEXT, routing_key=TEXT), sink_options({}))
     check_schema(frame(value=TEXT), sink_options({"exchange": "fanout"}))
+
+
+@pytest.mark.parametrize(
+    ("schema", "options", "text"),
+    [
+        (frame(key=TEXT, routing_key=TEXT), {}, "columns 'key' and 'routing_key' are the same"),
+        (frame(stream=TEXT, exchange=TEXT), {}, "columns 'stream' and 'exchange' both say where"),
+        (frame(stream=TEXT), {"stream": "s"}, "column 'stream' and option 'stream' both say where"),
+        (frame(stream=TEXT), {"exchange": "x"}, "column 'stream' and option 'exchange' both say where"),
+        (frame(stream=TEXT), {"routingKey": "q"}, "column 'stream' and option 'routingKey' both say where"),
+        (frame(partition=IntegerType()), {"exchange": "x"}, "column 'partition' is that of a stream: name"),
+        (frame(partition=IntegerType(), exchange=TEXT), {"stream": "s"}, "column 'partition' is that of"),
+        (frame(partition=TEXT), {"stream": "s"}, "column 'partition' is string and must be"),
+        (frame(key=IntegerType()), {"stream": "s"}, "column 'key' is int and must be string or binary"),
+    ],
+)
+def test_nothing_says_twice_where_messages_go(schema: StructType, options: dict[str, str], text: str) -> None:
+    with pytest.raises(BadColumn, match=text):
+        check_schema(StructType([*schema.fields, *frame(value=TEXT).fields]), sink_options(options))
+    check_schema(frame(value=TEXT, stream=TEXT, partition=LongType(), key=BinaryType()), sink_options({}))
+    check_schema(frame(value=TEXT, partition=IntegerType()), sink_options({"stream": "s"}))

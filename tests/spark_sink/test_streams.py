@@ -19,8 +19,9 @@ from conformance_tests.ports import free_port
 from spark_sink.options import query_options, read_options
 from spark_sink.rows import source_schema
 from spark_sink.source.loss import DataLoss
+from spark_sink.source.offsets import BadCheckpoint
 from spark_sink.streams import fetch
-from spark_sink.streams.offsets import Range
+from spark_sink.streams.offsets import Partition, Range
 from spark_sink.streams.placed import offset_at
 from spark_sink.streams.readers import LogReader, LogStreamReader
 from tests.reliability.node import Node, wait_until
@@ -31,7 +32,7 @@ from tests.spark_sink.peer import Peer
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-SCHEMA = source_schema(partitions=True)
+SCHEMA = source_schema(of_stream=True)
 Offset = dict[str, Any]
 QUERY_S = 150
 
@@ -64,10 +65,10 @@ def super_stream(peer: Peer, name: str, partitions: int, **arguments: Any) -> st
 class Driver:
     """The reader of a query, called as Spark calls it."""
 
-    def __init__(self, url: str, stream: str, **options: Any) -> None:
-        given = {"url": url, "stream": stream, "startingOffsets": "earliest"}
+    def __init__(self, url: str, stream: str | None = None, **options: Any) -> None:
+        given = {"url": url, "startingOffsets": "earliest"} | ({} if stream is None else {"stream": stream})
         given |= {name: str(value) for name, value in options.items()}
-        if "startingTimestamp" in options:
+        if any(name.startswith(("startingTimestamp", "startingOffsetsBy")) for name in options):
             del given["startingOffsets"]
         self.reader = LogStreamReader(query_options(given), SCHEMA)
 
@@ -94,7 +95,7 @@ class Driver:
         def there() -> bool:
             nonlocal end
             end = self.plan(start)
-            return bool(sum(end["offsets"].values()) == total)
+            return sum(sum(each.values()) for each in end.values()) == total
 
         wait_until(f"{total} messages", there)
         return end
@@ -104,8 +105,10 @@ def read_all(reader: LogReader | LogStreamReader, pieces: Sequence[InputPartitio
     return [row for piece in pieces for batch in reader.read(piece) for row in batch.to_pylist()]
 
 
-def batch_rows(url: str, stream: str, **options: Any) -> list[dict[str, Any]]:
-    given = {"url": url, "stream": stream, **{name: str(value) for name, value in options.items()}}
+def batch_rows(url: str, stream: str | None = None, **options: Any) -> list[dict[str, Any]]:
+    given = {"url": url, **{name: str(value) for name, value in options.items()}}
+    if stream is not None:
+        given["stream"] = stream
     reader = LogReader(read_options(given), SCHEMA)
     return read_all(reader, reader.partitions())
 
@@ -116,10 +119,10 @@ def test_a_query_reads_a_stream_and_any_range_again(url: str, peer: Peer, name: 
     published(peer, stream, sent)
     with Driver(url, stream) as driver:
         start = driver.reader.initialOffset()
-        assert start == {"stream": stream, "offsets": {"0": 0}}
+        assert start == {stream: {"0": 0}}
         end = driver.until(start, 500)
         middle = driver.plan(start, 200)
-        assert middle["offsets"] == {"0": 200}
+        assert middle == {stream: {"0": 200}}
         assert driver.bodies(start, middle) == sent[:200] == driver.bodies(start, middle)
         rows = driver.rows(middle, end)
         assert [row["value"] for row in rows] == sent[200:]
@@ -152,9 +155,9 @@ def test_batches_have_ends_and_more_tasks_than_partitions(url: str, peer: Peer, 
     assert [row["value"] for row in batch_rows(url, stream, **given)] == sent[10:90]
     options = read_options({"url": url, "stream": stream, "minPartitions": "3"})
     assert len(LogReader(options, SCHEMA).partitions()) == 3
-    with pytest.raises(Exception, match="partition 0 ends at 5, before it begins at 10"):
+    with pytest.raises(Exception, match="partition 0 of stream '.*' ends at 5, before it begins at 10"):
         batch_rows(url, stream, startingOffsets='{"0": 10}', endingOffsets='{"0": 5}')
-    with pytest.raises(Exception, match="offset 101 of partition 0 is beyond its end, 100"):
+    with pytest.raises(Exception, match="offset 101 of partition 0 of stream '.*' is beyond its end, 100"):
         batch_rows(url, stream, startingOffsets='{"0": 101}')
 
 
@@ -189,13 +192,15 @@ def test_a_time(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
     assert len(batch_rows(mqd_url, stream, startingTimestamp=1)) == 20
 
 
-def test_a_time_after_all_messages(
-    mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("spark_sink.streams.probe.MOMENT_MAX_S", 0.5)
+def test_a_time_after_all_messages(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
     stream = stream_of(mqd_peer, name())
     published(mqd_peer, stream, numbered(10))
-    assert batch_rows(mqd_url, stream, startingTimestamp="2100-01-01") == []
+    with pytest.raises(
+        Exception, match="partition 0 of stream '.*' has no message at or after 2100-01-01T00:00:00"
+    ):
+        batch_rows(mqd_url, stream, startingTimestamp="2100-01-01")
+    later = {"startingTimestamp": "2100-01-01", "startingOffsetsByTimestampStrategy": "latest"}
+    assert batch_rows(mqd_url, stream, **later) == []
 
 
 def test_a_super_stream_and_its_new_partitions(
@@ -207,9 +212,9 @@ def test_a_super_stream_and_its_new_partitions(
     published(mqd_peer, stream, sent, stream, keys=40)
     with Driver(mqd_url, stream, minPartitions=5) as driver:
         start = driver.reader.initialOffset()
-        assert start["offsets"] == {"0": 0, "1": 0, "2": 0}
+        assert start == {stream: {"0": 0, "1": 0, "2": 0}}
         middle = driver.plan(start, 100)
-        assert sum(middle["offsets"].values()) == 100 and min(middle["offsets"].values()) > 0
+        assert sum(middle[stream].values()) == 100 and min(middle[stream].values()) > 0
         end = driver.plan(middle)
         pieces = driver.reader.partitions(middle, end)
         assert len(pieces) >= 5
@@ -227,7 +232,7 @@ def test_a_super_stream_and_its_new_partitions(
         node.mqctl("add_partitions", stream, "2")
         published(mqd_peer, stream, numbered(200, 300), stream, keys=40)
         more = driver.until(end, 500)
-        assert sorted(more["offsets"]) == ["0", "1", "2", "3", "4"]
+        assert sorted(more[stream]) == ["0", "1", "2", "3", "4"]
         rows = driver.rows(end, more)
         assert sorted(int(row["value"]) for row in rows) == list(range(300, 500))
         assert {row["partition"] for row in rows} == {0, 1, 2, 3, 4}
@@ -243,15 +248,18 @@ def test_what_retention_has_taken_is_an_error_or_a_jump(
     with Driver(mqd_url, stream) as strict, Driver(mqd_url, stream, failOnDataLoss=False) as lenient:
         start = strict.reader.initialOffset()
         early = strict.plan(start, 15)
-        assert early["offsets"] == {"0": 15}
+        assert early == {stream: {"0": 15}}
+        only = Partition(stream, 0)
         rounds = 0
-        while strict.reader._probe.bounds()[0][0] < 30:
+        while strict.reader._probe.bounds()[0][only] < 30:
             rounds += 1
             published(mqd_peer, stream, [bytes(1_000)] * 20)
             time.sleep(0.05)
             assert rounds < 400
         first, following = strict.reader._probe.bounds()
-        with pytest.raises(DataLoss, match=f"no offsets 15 to {first[0] - 1} any more.*failOnDataLoss=false"):
+        with pytest.raises(
+            DataLoss, match=f"no offsets 15 to {first[only] - 1} any more.*failOnDataLoss=false"
+        ):
             strict.plan(early)
         # Also if it is a repeated batch that finds them gone.
         with pytest.raises(DataLoss, match="no offsets 0 to 14 any more"):
@@ -259,11 +267,11 @@ def test_what_retention_has_taken_is_an_error_or_a_jump(
         with caplog.at_level(logging.ERROR):
             end = lenient.plan(early)
             offsets = [row["offset"] for row in lenient.rows(early, end)]
-        assert offsets == list(range(first[0], following[0]))
-        assert f"going on with offset {first[0]}" in caplog.text
+        assert offsets == list(range(first[only], following[only]))
+        assert f"going on with offset {first[only]}" in caplog.text
         assert lenient.rows(start, early) == []
-        assert batch_rows(mqd_url, stream, startingOffsets="earliest")[0]["offset"] == first[0]
-        with pytest.raises(DataLoss, match=f"no offsets 5 to {first[0] - 1} any more"):
+        assert batch_rows(mqd_url, stream, startingOffsets="earliest")[0]["offset"] == first[only]
+        with pytest.raises(DataLoss, match=f"no offsets 5 to {first[only] - 1} any more"):
             batch_rows(mqd_url, stream, startingOffsets='{"0": 5}')
 
 
@@ -329,7 +337,7 @@ def test_a_task_goes_on_over_another_connection(
     sent = numbered(2_000)
     published(mqd_peer, stream, sent)
     options = query_options({"url": mqd_url, "stream": stream, "prefetch": "100"})
-    reading = fetch.Fetch(options, stream, Range(0, 3, 1_990), 0)
+    reading = fetch.Fetch(options, stream, Range(Partition(stream, 0), 3, 1_990), 0)
     offsets: list[int] = []
     cuts = 0
     for run in reading:
@@ -347,7 +355,7 @@ def test_messages_that_come_late_are_waited_for(mqd_url: str, mqd_peer: Peer, na
     published(mqd_peer, stream, numbered(10))
     options = query_options({"url": mqd_url, "stream": stream, "redeliveryTimeoutMs": "1"})
     found: list[int] = []
-    reading = fetch.Fetch(options, stream, Range(0, 0, 20), 0)
+    reading = fetch.Fetch(options, stream, Range(Partition(stream, 0), 0, 20), 0)
     thread = threading.Thread(target=lambda: found.extend(len(run) for run in reading))
     thread.start()
     time.sleep(3)
@@ -377,10 +385,14 @@ def test_nobody_listens() -> None:
 def test_a_checkpoint_of_another_stream_or_of_a_queue(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
     stream = stream_of(mqd_peer, name())
     with Driver(mqd_url, stream) as driver:
-        with pytest.raises(Exception, match="belongs to stream 'other'"):
-            driver.plan({"stream": "other", "offsets": {"0": 1}})
+        with pytest.raises(
+            BadCheckpoint, match="has an offset of partition 0 of stream 'other', which the options"
+        ):
+            driver.plan({"other": {"0": 1}})
+        with pytest.raises(BadCheckpoint, match="written by another source"):
+            driver.plan({"queue": stream, "count": 3})
         with pytest.raises(DataLoss, match="no longer has partition 4"):
-            driver.plan({"stream": stream, "offsets": {"0": 0, "4": 1}})
+            driver.plan({stream: {"0": 0, "4": 1}})
 
 
 def test_executors_take_the_host_on_their_machine() -> None:

@@ -22,6 +22,7 @@ class Reader:
     """Reads one partition for the group. See amqp_server.streams.local_host.Sink."""
 
     for_group = True
+    timed = False
     user = None
     # Attributes of a subscription to the stream's queue.
     exclusive = False

@@ -110,6 +110,7 @@ class Attached:
     """Reads or watches one stream. See amqp_server.streams.local_host.Sink."""
 
     for_group = True
+    timed = False
     user = None
     # Attributes of a subscription to the stream's queue.
     exclusive = False

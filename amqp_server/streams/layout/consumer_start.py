@@ -37,6 +37,8 @@ NEXT = Start("next")
 _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
 
 
+#: Whether each message gets its time in a header; see group_headers.
+TIMESTAMPS: Final = "x-stream-timestamps"
 #: Value instead of an offset: begin where a name last acked.
 COMMITTED = "committed"
 GROUP_BYTES_MAX = 255
@@ -94,10 +96,7 @@ def parse_start(
 
 def parse_wanted(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> Wanted | None:
     """Return what the consumer filters by; None if it wants everything. Raises PreconditionFailed."""
-    unfiltered = arguments.get("x-stream-match-unfiltered", False)
-    if not isinstance(unfiltered, bool):
-        name = "x-stream-match-unfiltered"
-        raise _refused(name, unfiltered, types.get(name) or type_name(unfiltered), place)
+    unfiltered = parse_flag(arguments, types, place, "x-stream-match-unfiltered")
     if "x-stream-filter" not in arguments:
         return None
     given = arguments["x-stream-filter"]
@@ -111,6 +110,28 @@ def parse_wanted(arguments: Mapping[str, object], types: Mapping[str, str], plac
     if not 0 < len(wanted) <= FILTERS_MAX:
         raise _refused("x-stream-filter", given, "array", place)
     return Wanted(frozenset(wanted), unfiltered)
+
+
+def parse_flag(arguments: Mapping[str, object], types: Mapping[str, str], place: str, name: str) -> bool:
+    """Return an argument that is true or false, and false if it is not given. Raises PreconditionFailed."""
+    value = arguments.get(name, False)
+    if not isinstance(value, bool):
+        raise _refused(name, value, types.get(name) or type_name(value), place)
+    return value
+
+
+def parse_moment(arguments: Mapping[str, object], types: Mapping[str, str], place: str, name: str) -> int:
+    """Return an argument that is a timestamp, or a number of ms since 1970, in ms. Raises
+    PreconditionFailed.
+    """
+    value = arguments.get(name)
+    kind = types.get(name) or type_name(value)
+    if isinstance(value, datetime):
+        aware = value if value.tzinfo is not None else value.replace(tzinfo=UTC)
+        return int(aware.timestamp() * 1000)
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return min(value * 1000 if kind == "timestamp" else value, TIME_MS_MAX)
+    raise _refused(name, value, kind, place)
 
 
 def _refused(argument: str, value: object, kind: str, place: str) -> PreconditionFailed:

@@ -1,4 +1,5 @@
-"""Messages of a stream with headers that are not stored, as members of a group get them.
+"""Messages of a stream with headers that are not stored: the stream's name, as members of a group get it, and
+the time of the batch, as consumers get it that ask for it.
 
 Consecutive messages of one size usually have the same bytes between their routing and their headers, and a
 message with its own size needs no comparison. Then the hot loop (deliver.py) adds the headers. Otherwise the
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import struct
 from bisect import bisect_left
+from collections.abc import Mapping
 from itertools import chain, repeat
 from typing import Final
 
@@ -20,6 +22,8 @@ from amqp_server.wire.frames import SHORT_STRING_MAX
 from persistence.streams.batch import Batch, Shape
 
 DELIVERY_COUNT: Final = b"x-delivery-count"
+#: When the broker took the message: the time of its batch, ms since 1970.
+TIMESTAMP: Final = b"x-stream-timestamp"
 #: Messages that are not alike get their headers one by one, this many at a time: 10 to 20 us each.
 PIECE: Final = 256
 #: From a batch with more shapes than this, consumers also take at most PIECE messages at a time.
@@ -28,13 +32,14 @@ _flatten = chain.from_iterable
 
 
 class Headers:
-    """Adds the headers of a group to the messages of one stream."""
+    """Adds headers to the messages of one stream."""
 
-    __slots__ = ("_added", "_alike", "_fields", "_headed", "_keyed", "_source")
+    __slots__ = ("_added", "_alike", "_fields", "_headed", "_keyed", "_source", "_timed")
 
-    def __init__(self, name: str) -> None:
-        """`name` is the name of the stream."""
-        self._fields = stream_field(name)
+    def __init__(self, name: str = "", *, timed: bool = False) -> None:
+        """`name` is the name of the stream if the messages get it; with `timed` they get their time."""
+        self._timed = timed
+        self._fields = stream_field(name) if name else {}
         self._added = _encoded(self._fields)
         #: The batch that was read last; whether its messages are alike except for their routing; whether
         #: their routing differs; and all its messages, or the next ones, with these headers.
@@ -71,10 +76,15 @@ class Headers:
         if self._source is not batch:
             self._source = batch
             self._headed = None
+            if self._timed:
+                self._fields[TIMESTAMP] = b"l" + batch.time_ms.to_bytes(8, "big")
+                self._added = _encoded(self._fields)
             if batch.alike:
-                self._alike, self._keyed = True, batch.keyed
+                # This flag also means that no message has the header with the stream's name.
+                alike = not self._timed or _has_none(bytes(batch.items), {TIMESTAMP: b""})
+                self._alike, self._keyed = alike, batch.keyed
             else:
-                self._alike, self._keyed = _are_alike(batch), _have_keys(batch)
+                self._alike, self._keyed = _are_alike(batch, self._fields), _have_keys(batch)
 
     def forget(self) -> None:
         self._source = self._headed = None
@@ -96,9 +106,9 @@ def count_field(attempts: int) -> dict[bytes, bytes]:
     return {DELIVERY_COUNT: b"l" + attempts.to_bytes(8, "big")}
 
 
-def _are_alike(batch: Batch) -> bool:
-    """Return whether the hot loop can add the stream's name to all messages of a batch without this flag: one
-    that an earlier version has written, or that was compacted.
+def _are_alike(batch: Batch, fields: Mapping[bytes, bytes]) -> bool:
+    """Return whether the hot loop can add these headers to all messages of a batch without the flag `alike`:
+    one that an earlier version has written, or that was compacted.
     """
     view, at = memoryview(batch.items), 0
     for shape in batch.shapes:
@@ -108,7 +118,7 @@ def _are_alike(batch: Batch) -> bool:
             if not is_alike(view, at, shape, routing, opening):
                 return False
         at += shape.count * shape.size
-    return _has_none(bytes(batch.items), {STREAM: b""})
+    return _has_none(bytes(batch.items), fields)
 
 
 def _have_keys(batch: Batch) -> bool:
@@ -125,7 +135,7 @@ def _encoded(fields: dict[bytes, bytes]) -> bytes:
     return b"".join([_short(name) + value for name, value in fields.items()])
 
 
-def _has_none(items: bytes, fields: dict[bytes, bytes]) -> bool:
+def _has_none(items: bytes, fields: Mapping[bytes, bytes]) -> bool:
     """Return whether surely no message has one of these headers; the bytes may also be part of a body."""
     return not any(_short(name) in items for name in fields)
 

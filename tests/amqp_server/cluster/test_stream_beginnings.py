@@ -51,6 +51,7 @@ class Reader:
     """A client that consumes. See amqp_server.streams.local_host.Sink."""
 
     for_group = False
+    timed = False
     user = "guest"
     wanted = None
 

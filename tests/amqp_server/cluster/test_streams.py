@@ -129,6 +129,35 @@ def test_every_node_counts_from_an_offset_on(ring: Ring) -> None:
                 assert (name, declared.method.message_count) == (name, stop - 30)
 
 
+def test_every_node_knows_when_messages_were_taken(ring: Ring) -> None:
+    """Nodes that are no members get the time with the messages, and ask a member for the offset of a time."""
+    declare(ring, "timed", x_initial_cluster_size=1)
+    append(ring, "n1", "timed", 0, 10)
+    moment = int(time.time() * 1_000) + 1
+    time.sleep(0.1)
+    append(ring, "n2", "timed", 10, 20)
+    for name in NAMES:
+        with ring.channel(name, confirm=False) as channel:
+            counts = []
+            for until in (0, moment, 1 << 60):
+                arguments = {"x-stream-offset": 5, "x-stream-until": until}
+                counts.append(
+                    channel.queue_declare("timed", passive=True, arguments=arguments).method.message_count
+                )
+            assert (name, counts) == (name, [0, 5, 15])
+            channel.basic_qos(prefetch_count=50)
+            wanted = {"x-stream-offset": "first", "x-stream-timestamps": True}
+            for method, properties, _ in channel.consume("timed", arguments=wanted):
+                assert method is not None and properties is not None
+                offset = properties.headers["x-stream-offset"]
+                taken = properties.headers["x-stream-timestamp"]
+                assert (name, offset, taken >= moment) == (name, offset, offset >= 10)
+                channel.basic_ack(method.delivery_tag)
+                if offset == 19:
+                    break
+            channel.cancel()
+
+
 class Flow(threading.Thread):
     """Publishes numbers at one node, each confirmed, and reads the stream from its first message on at
     another one.
@@ -138,6 +167,7 @@ class Flow(threading.Thread):
         super().__init__(daemon=True)
         self._ring, self._stream, self._to, self._at = ring, stream, to, at
         self._end = threading.Event()
+        self._time_ms = 0
         self.sent = 0
         self.received: list[tuple[int, int]] = []
         self.error: Exception | None = None
@@ -146,7 +176,8 @@ class Flow(threading.Thread):
         try:
             with self._ring.channel(self._to) as writer, self._ring.channel(self._at) as reader:
                 reader.basic_qos(prefetch_count=50)
-                reader.basic_consume(self._stream, self._take, arguments={"x-stream-offset": "first"})
+                arguments = {"x-stream-offset": "first", "x-stream-timestamps": True}
+                reader.basic_consume(self._stream, self._take, arguments=arguments)
                 while not self._end.is_set() or len(self.received) < self.sent:
                     if not self._end.is_set():
                         body = b"%d " % self.sent + PADDING
@@ -158,6 +189,9 @@ class Flow(threading.Thread):
 
     def _take(self, channel: object, method: object, properties: object, body: bytes) -> None:
         self.received.append((properties.headers["x-stream-offset"], int(body.split()[0])))  # type: ignore[attr-defined]
+        time_ms = properties.headers["x-stream-timestamp"]  # type: ignore[attr-defined]
+        assert time_ms >= self._time_ms, "time goes back"
+        self._time_ms = time_ms
         channel.basic_ack(method.delivery_tag)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Flow:

@@ -269,21 +269,24 @@ def test_messages_of_one_shape_get_more_headers_and_keep_what_differs(
     st.sampled_from([4096, 131_072]),
     st.booleans(),
     st.booleans(),
+    st.sampled_from([{"x-stream": "s"}, {"x-stream-timestamp": 77}]),
     st.data(),
 )
-def test_members_of_a_group_get_what_consumers_get_and_the_stream(
+def test_members_of_a_group_and_consumers_with_times_get_what_consumers_get_and_a_header(
     messages: list[tuple[str, dict[str, Any], str | None, int, int, str, bool]],
     channel: int,
     frame_max: int,
     named: bool,
     told: bool,
+    more: dict[str, Any],
     data: st.DataObject,
 ) -> None:
-    encoder = Encoder(Layouts(), 0, 0)
+    encoder = Encoder(Layouts(), 0, 77)
     for number, (key, properties, _, size, count, own, keyed) in enumerate(messages):
         if named and number % 2:
-            # Like a dead letter of another group, the message names a stream already.
-            properties = properties | {"headers": properties.get("headers", {}) | {"x-stream": "other"}}
+            # The message has the header already, as a dead letter of another group has.
+            other = dict.fromkeys(more, "other")
+            properties = properties | {"headers": properties.get("headers", {}) | other}
         for at in range(count):
             body = bytes([at + 32]) * (size + at % 3)
             one = framed(with_own(properties, own, at), body, 1, 131_072)
@@ -295,7 +298,11 @@ def test_members_of_a_group_get_what_consumers_get_and_the_stream(
         assert (batch.alike, batch.keyed) == (each.batch.alike, each.batch.keyed)
         batch.alike, batch.keyed = batch.alike and told, batch.keyed and told
         BatchReader(batch).take(batch.count, template, 1, plain)
-        headers, place, tag = Headers("s"), BatchReader(batch), 1
+        headers, place, tag = (
+            Headers(more.get("x-stream", ""), timed="x-stream" not in more),
+            BatchReader(batch),
+            1,
+        )
         while place.left:
             count = min(headers.most(place), data.draw(st.integers(1, 40)))
             headers.reader(place).take(count, template, tag, dressed)
@@ -306,7 +313,7 @@ def test_members_of_a_group_get_what_consumers_get_and_the_stream(
         assert after.method is not None and before.method is not None
         assert dict(after.method) == dict(before.method) and after.body == before.body
         found, wanted = dict(after.properties), dict(before.properties)
-        assert found.pop("headers") == (wanted.pop("headers") or {}) | {"x-stream": "s"}  # type: ignore[operator]
+        assert found.pop("headers") == (wanted.pop("headers") or {}) | more  # type: ignore[operator]
         assert found == wanted
 
 

@@ -160,6 +160,8 @@ class Clients:
                 return
             if self.chance.random() < 0.3:
                 step["arguments"]["x-stream-filter"] = ["f1"]
+            if self.chance.random() < 0.3:
+                step["arguments"]["x-stream-timestamps"] = True
         elif row["consume"] == "no-ack":
             step["no_ack"] = True
         elif row["consume"] == "exclusive" and self.chance.random() < 0.5:

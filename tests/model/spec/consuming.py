@@ -168,6 +168,7 @@ class Consuming(Topology):
         reader = Reader(
             tag, channel, log, channel.prefetch, start, tuple(arguments.get("x-stream-filter", ()))
         )
+        reader.timed = bool(arguments.get("x-stream-timestamps"))
         reader.channel_step = self.step if offset != "last" else 1 << 60
         if not isinstance(offset, str):
             reader.channel_step = self.step if offset <= low else 1 << 60
@@ -227,6 +228,8 @@ class Consuming(Topology):
         reader = channel.readers.get(delivered.consumer)
         if reader is not None:
             reader.take(int(delivered.headers["x-stream-offset"]), delivered.number)
+            # Only this broker tells times.
+            reader.check_time(delivered.headers.get("x-stream-timestamp"), told=self.broker.exact_counts)
             self._check_tag(channel, delivered.tag)
             offset = int(delivered.headers["x-stream-offset"])
             channel.unacked[delivered.tag] = Held(None, reader.log, None, reader, offset)

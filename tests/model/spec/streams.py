@@ -54,6 +54,9 @@ class Reader:
     #: Offsets at one of which it begins: fewest and most.
     start: tuple[int, int]
     filters: tuple[str, ...] = ()
+    #: True if it asked when the broker took each message; and the latest of these times, ms.
+    timed: bool = False
+    time: int = 0
     got: list[tuple[int, int]] = field(default_factory=list)
     over: bool = False
     #: Of one that has a name.
@@ -85,6 +88,16 @@ class Reader:
         if self.position is not None and not self.got and not self.replaced:
             self.position.base = (offset, offset)
         self.got.append((offset, number))
+
+    def check_time(self, time: object, *, told: bool) -> None:
+        """Times come to readers that asked for them, and do not fall."""
+        if not (self.timed and told):
+            if time is not None:
+                raise Broken(f"{self.log.name}: reader {self.tag} got a time, and did not ask for it")
+            return
+        if not isinstance(time, int) or time < self.time:
+            raise Broken(f"{self.log.name}: reader {self.tag} got the time {time!r} after {self.time}")
+        self.time = time
 
 
 @dataclass(eq=False)

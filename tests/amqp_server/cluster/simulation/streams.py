@@ -225,6 +225,7 @@ class Reader:
         self.wanted = wanted
         self.name = name
         self.number = number
+        self.timed = number % 3 == 0
         self.start = start
         #: The next offset, once it is known.
         self.next = start.offset
