@@ -32,7 +32,7 @@ _by_position = attrgetter("seqs.start")
 class Place(NamedTuple):
     """The place of a ready message in the order of delivery."""
 
-    #: Its priority, or its rank if the queue has strict priorities.
+    #: Twice its priority, or its rank if the queue has strict priorities; and one if it came back.
     level: int
     #: Its sequence number.
     position: int
@@ -226,11 +226,14 @@ class Level:
         return run
 
     def behind(self, position: int) -> Iterator[tuple[Run, int]]:
-        """Yield the runs with messages behind this position, each with the index of the first of them."""
-        for runs in (self.returned, self.main):
-            at = bisect_right(runs, position, key=_last)
-            for run in islice(runs, at, None):
-                yield run, run.within(0, position)[1]
+        """Yield the runs with messages behind this position that were never delivered, each with the index of
+        the first of them.
+        """
+        return _behind(self.main, position)
+
+    def returned_behind(self, position: int) -> Iterator[tuple[Run, int]]:
+        """The same of messages that came back."""
+        return _behind(self.returned, position)
 
     def behind_returned(self, position: int) -> Iterator[tuple[Run, int]]:
         """As `behind`, of messages in the order of their return. If the one at this position is gone, so are
@@ -313,6 +316,11 @@ def without_positions(
         else:
             run.ready = False
             taken.append(run)
+
+
+def _behind(runs: deque[Run], position: int) -> Iterator[tuple[Run, int]]:
+    for run in islice(runs, bisect_right(runs, position, key=_last), None):
+        yield run, run.within(0, position)[1]
 
 
 def _last(run: Run) -> int:
@@ -491,12 +499,18 @@ class Ready:
         """
         levels = self._by_rank.items() if self.strict else enumerate(self.levels)
         for number, level in sorted(levels, reverse=True):
-            if number > place.level:
-                continue
-            position = place.position if number == place.level else 0
-            in_order = not self.strict or number != RANK_RETURNED
-            for run, first in level.behind(position) if in_order else level.behind_returned(position):
-                yield number, run, first
+            # Messages that waited may have lower positions than those that came back, and come behind them.
+            came_back, fresh = 2 * number + 1, 2 * number
+            if level.returned and came_back <= place.level:
+                position = place.position if came_back == place.level else 0
+                in_order = not self.strict or number != RANK_RETURNED
+                found = level.returned_behind(position) if in_order else level.behind_returned(position)
+                for run, first in found:
+                    yield came_back, run, first
+            if level.main and fresh <= place.level:
+                position = place.position if fresh == place.level else 0
+                for run, first in level.behind(position):
+                    yield fresh, run, first
 
     def pick(self, position: int, now_ms: int) -> Run | None:
         """Take the message at this position, wherever it is, unless its time is up."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 
 from quorum_queue.machine import versions
@@ -10,6 +12,8 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order import delayed
+from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.ready import HEAD
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots import snapshot
@@ -158,3 +162,22 @@ def test_a_million_waiting_messages_cost_little() -> None:
     assert machine.delayed.count == 1_000_000
     assert sum(1 for _ in machine.delayed.runs()) <= 1000
     assert len(snapshot.encode(machine)) < 100_000
+
+
+@pytest.mark.parametrize("settings", [Settings(), Settings(priority_max=2), STRICT])
+def test_who_looks_page_by_page_sees_each_message_once(settings: Settings) -> None:
+    """Also one that waited, and comes behind those that came back though its position is lower."""
+    machine = Machine(settings)
+    late = Run(range(1), [b"late"], b"")
+    late.waits_until = 5
+    apply = partial(machine.apply, Meta(0))
+    apply([("attach", Consumer("c", prefetch=9)), ("enqueue", late, None, 1)], Effects())
+    apply([("enqueue", Run(range(3), [b"x"] * 3, b""), None, 2)], Effects())
+    apply([("pause", "c", True), ("return", "c", 0, 2)], Effects())
+    machine.apply(Meta(5), [("tick",)], Effects())
+    seen: list[int] = []
+    place = HEAD
+    while page := peek(machine, place, 1, 1):
+        seen += page[0].run.seqs
+        *_, place = page[0].places()
+    assert seen == [2, 3, 4, 1]
