@@ -17,6 +17,7 @@ from amqp_server.connection.outbox import Outbox
 from amqp_server.connection.session import Session, State
 from amqp_server.errors import AMQPError
 from amqp_server.wire import content, frames
+from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine import versions
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Refused
@@ -207,6 +208,12 @@ class Client:
         own = self.node.cluster.replicas.groups.get(queue_id)
         return own is not None and any(group is not None and group.applied > own.applied for group in groups)
 
+    def _is_sealed(self, queue_id: int) -> bool:
+        """Return whether the queue's log has its end: gets find it empty until all nodes know that."""
+        groups = [node.cluster.replicas.groups.get(queue_id) for node in self.world.running]
+        hosts = [group.machine for group in groups if group is not None]
+        return any(isinstance(host, GroupHost) and host.replica.machine.sealed for host in hosts)
+
     def _take(self, method: base.Frame | Delivery) -> None:
         messages = self.world.messages
         if isinstance(method, Delivery):
@@ -262,7 +269,8 @@ class Client:
         elif asked[0] == "declare":
             self.world.ledger.use(self.queue_id(asked[1]), self.asked_at)
         elif asked[0] == "get":
-            self.world.ledger.use(asked[1][1], self.asked_at)
+            if not self._is_sealed(asked[1][1]):
+                self.world.ledger.use(asked[1][1], self.asked_at)
         elif asked[0] == "consume":
             name, tag = asked[1]
             # The queue may be another one than at the time of the request: a node may wait for the topology
