@@ -8,7 +8,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 	quorum_queue/consumer_groups) \
 	$(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
 	$(addprefix tests/quorum_queue/test_,arrivals.py checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py local_host.py locations.py \
-	machine.py message_record.py picks.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
+	machine.py message_groups.py message_record.py picks.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
 
 .DEFAULT_GOAL := help
 .PHONY: run cluster build release docs reference test test-suite test-conformance page test-pure test-compiled example check \

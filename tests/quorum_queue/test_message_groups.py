@@ -250,6 +250,7 @@ def test_no_more_memory_than_messages() -> None:
     assert len(grouped._ripe) + len(grouped._first) <= 2 * message_groups.STALE_MIN
 
 
+@pytest.mark.pure
 def test_only_so_many_messages_are_put_aside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_groups, "LOOK_AHEAD_MAX", 10)
     queue = Queue()
@@ -263,6 +264,7 @@ def test_only_so_many_messages_are_put_aside(monkeypatch: pytest.MonkeyPatch) ->
     assert queue.settle(having) == {having: [2], other: [13]}
 
 
+@pytest.mark.pure
 def test_what_expires_lets_the_queue_look_further(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(message_groups, "LOOK_AHEAD_MAX", 2)
     queue = Queue(replace(GROUPED, message_ttl_ms=10))
@@ -277,6 +279,7 @@ def test_what_expires_lets_the_queue_look_further(monkeypatch: pytest.MonkeyPatc
     assert any(5 in seqs for seqs in told(queue.apply(("tick",))).values())
 
 
+@pytest.mark.pure
 @pytest.mark.parametrize("look_ahead", [0, 1, 3, message_groups.LOOK_AHEAD_MAX])
 def test_replicas_hand_out_the_same_messages(monkeypatch: pytest.MonkeyPatch, look_ahead: int) -> None:
     """Also those that were restored, and have looked at other messages."""
