@@ -35,10 +35,10 @@ STRATEGY = "startingOffsetsByTimestampStrategy"
 
 
 def now_ms() -> int:
-    """A time between messages before and messages after."""
-    time.sleep(0.02)
+    """A time between messages before and messages after, whose clock may differ somewhat from this one."""
+    time.sleep(0.2)
     now = int(time.time() * 1_000)
-    time.sleep(0.02)
+    time.sleep(0.2)
     return now
 
 
