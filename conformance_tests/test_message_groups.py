@@ -211,6 +211,7 @@ def test_groups_that_are_refused(ch: BlockingChannel, name: Name, group: object,
 
 
 def test_other_queues_do_not_look(ch: BlockingChannel, name: Name) -> None:
+    declare(ch, name("grouped"))
     queue = name("q")
     ch.queue_declare(queue)
     ch.confirm_delivery()

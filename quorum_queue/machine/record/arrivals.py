@@ -16,6 +16,7 @@ from typing import Final
 
 INTERVAL_MS: Final = 1_000
 NOTED_MAX: Final = 1_024
+TIME_MAX: Final = (1 << 62) - 1
 #: Part of the age of a message by which its time may be wrong.
 SHARE: Final = 8
 
@@ -40,7 +41,8 @@ class Arrivals:
             raise ValueError("not as many times as positions")
         arrivals = cls()
         arrivals.positions.extend(positions or (0,))
-        arrivals.times.extend(times or (now_ms,))
+        # A damaged time in an entry must not be one that no column can hold.
+        arrivals.times.extend(times or (min(now_ms, TIME_MAX),))
         arrivals.next_ms = arrivals.times[-1] + INTERVAL_MS
         return arrivals
 

@@ -49,11 +49,11 @@ def pump(channels: list[BlockingChannel], found: list[Got], count: int) -> None:
 
 @pytest.mark.parametrize("kind", ["classic", "quorum"])
 def test_consumers_of_all_nodes_share_the_groups(ring: Ring, kind: str) -> None:
-    declare(ring, "n1", f"shared {kind}", kind)
+    declare(ring, "n1", f"grouped {kind}", kind)
     with ring.channel("n1") as one, ring.channel("n2") as two, ring.channel("n3") as three:
         channels = [one, two, three]
-        found = [consume(channel, f"shared {kind}", 2) for channel in channels]
-        send(two, f"shared {kind}", "abcdef" * 10)
+        found = [consume(channel, f"grouped {kind}", 2) for channel in channels]
+        send(two, f"grouped {kind}", "abcdef" * 10)
         last: dict[str, int] = {}
         done = 0
         while done < 60:
@@ -70,12 +70,12 @@ def test_consumers_of_all_nodes_share_the_groups(ring: Ring, kind: str) -> None:
 
 
 def test_another_leader_knows_who_has_which_group(ring: Ring) -> None:
-    declare(ring, "n1", "led", "quorum")
-    leader = ring.leader("led")
+    declare(ring, "n1", "led-by-groups", "quorum")
+    leader = ring.leader("led-by-groups")
     left, right = (name for name in NAMES if name != leader)
     with ring.channel(left) as one, ring.channel(right) as two:
-        send(one, "led", "aabb")
-        found = [consume(one, "led", 1), consume(two, "led", 1)]
+        send(one, "led-by-groups", "aabb")
+        found = [consume(one, "led-by-groups", 1), consume(two, "led-by-groups", 1)]
         pump([one, two], found, 2)
         ring.nodes[leader].kill()
         try:
@@ -91,9 +91,9 @@ def test_another_leader_knows_who_has_which_group(ring: Ring) -> None:
         finally:
             ring.nodes[leader].start()
             ring.formed()
-    ring.equal("led", *NAMES)
+    ring.equal("led-by-groups", *NAMES)
     with ring.channel(leader) as channel:
         # Both clients are gone, and what they held is back, in order.
-        got = consume(channel, "led", 10)
+        got = consume(channel, "led-by-groups", 10)
         pump([channel], [got], 2)
         assert sorted(number for _, number, _ in got) == [1, 3]

@@ -34,7 +34,7 @@ def is_refused(channel: BlockingChannel, queue: str) -> bool:
 
 @KINDS
 def test_it_holds_for_clients_of_all_nodes_as_soon_as_any_node_has_answered(ring: Ring, kind: str) -> None:
-    queue = f"any {kind}"
+    queue = f"paused-any-{kind}"
     declare(ring, "n1", queue, kind)
     channels = {name: ring.connect(name).channel() for name in NAMES}
     for channel in channels.values():
@@ -46,7 +46,7 @@ def test_it_holds_for_clients_of_all_nodes_as_soon_as_any_node_has_answered(ring
                 assert is_refused(channel, queue)
                 assert channel.basic_get(queue)[0] is None
             for name in NAMES:
-                row = ring.get(name, f"/api/queues/%2F/any%20{kind}")
+                row = ring.get(name, f"/api/queues/%2F/paused-any-{kind}")
                 assert row["state"] == "paused" and row["deliveries_paused"] and row["publishes_paused"]
             resume(ring, asked, queue, "--publishes")
             for channel in channels.values():
@@ -60,30 +60,32 @@ def test_it_holds_for_clients_of_all_nodes_as_soon_as_any_node_has_answered(ring
 
 
 def test_another_leader_keeps_it_paused(ring: Ring) -> None:
-    declare(ring, "n1", "led", "quorum")
-    leader = ring.leader("led")
+    declare(ring, "n1", "paused-led", "quorum")
+    leader = ring.leader("paused-led")
     other, third = (name for name in NAMES if name != leader)
     with ring.channel(other) as channel:
         got: list[bytes] = []
-        channel.basic_consume("led", lambda ch, method, properties, body: got.append(body), auto_ack=True)
-        pause(ring, other, "led", "--deliveries")
-        publish(channel, "led", b"before")
+        channel.basic_consume(
+            "paused-led", lambda ch, method, properties, body: got.append(body), auto_ack=True
+        )
+        pause(ring, other, "paused-led", "--deliveries")
+        publish(channel, "paused-led", b"before")
         ring.nodes[leader].kill()
         try:
-            publish(channel, "led", b"after")
-            pause(ring, third, "led", "--publishes")
-            assert is_refused(channel, "led")
+            publish(channel, "paused-led", b"after")
+            pause(ring, third, "paused-led", "--publishes")
+            assert is_refused(channel, "paused-led")
             channel.connection.process_data_events(0.3)
             assert got == []
         finally:
             ring.nodes[leader].start()
             ring.formed()
         # The node that was down has it from the log.
-        ring.equal("led", *NAMES)
+        ring.equal("paused-led", *NAMES)
         with ring.channel(leader) as back:
-            assert is_refused(back, "led")
-            assert back.basic_get("led")[0] is None
-        resume(ring, leader, "led")
+            assert is_refused(back, "paused-led")
+            assert back.basic_get("paused-led")[0] is None
+        resume(ring, leader, "paused-led")
         while len(got) < 2:
             channel.connection.process_data_events(1)
         assert got == [b"before", b"after"]
@@ -109,23 +111,24 @@ def test_all_nodes_start_again(ring: Ring, kind: str) -> None:
 def test_a_queue_without_a_majority_is_paused_when_it_has_one(ring: Ring) -> None:
     """The topology has one, so the change is stored."""
     arguments: dict[str, object] = {"x-quorum-initial-group-size": 1}
-    declare(ring, "n1", "alone", "quorum", **arguments)
-    (home,) = ring.get("n1", "/api/queues/%2F/alone")["members"]
+    declare(ring, "n1", "paused-alone", "quorum", **arguments)
+    (home,) = ring.get("n1", "/api/queues/%2F/paused-alone")["members"]
     other = next(name for name in NAMES if name != home)
     with ring.channel(other) as channel:
-        publish(channel, "alone", b"m")
+        publish(channel, "paused-alone", b"m")
     ring.nodes[home].kill()
     try:
-        status, told = ring.ask("PUT", other, "/api/queues/%2F/alone/pause", {"deliveries": True})
+        status, told = ring.ask("PUT", other, "/api/queues/%2F/paused-alone/pause", {"deliveries": True})
         assert status == 503
         assert (
-            "the change is stored, and takes effect as soon as queue 'alone' is available" in told["reason"]
+            "the change is stored, and takes effect as soon as queue 'paused-alone' is available"
+            in told["reason"]
         )
     finally:
         ring.nodes[home].start()
         ring.formed()
     with ring.channel(other) as channel:
-        pause(ring, other, "alone", "--deliveries")
-        assert channel.basic_get("alone")[0] is None
-        resume(ring, other, "alone")
-        assert take(channel, "alone", 1) == [b"m"]
+        pause(ring, other, "paused-alone", "--deliveries")
+        assert channel.basic_get("paused-alone")[0] is None
+        resume(ring, other, "paused-alone")
+        assert take(channel, "paused-alone", 1) == [b"m"]

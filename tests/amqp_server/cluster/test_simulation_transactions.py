@@ -23,14 +23,14 @@ from tests.turns import Violation
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-SEEDS = 32
+SEEDS = range(34, 74)
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 60
 
 
 def test_seeds_and_what_they_reach() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(SEEDS):
+    for seed in SEEDS:
         with seeds.told_how(f"make sim KIND=transactions SEED={seed}"):
             run = transactions.run(seed)
         seen.update(run.ledger.count)
