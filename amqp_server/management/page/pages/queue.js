@@ -1,6 +1,6 @@
 // One queue: its state, its messages, and its actions.
 
-import {get, put, remove} from "../api.js";
+import {get, post, put, remove} from "../api.js";
 import {Chart, lengths, rates} from "../chart.js";
 import {append, button, fill, h, name} from "../dom.js";
 import {ask, form} from "../dialog.js";
