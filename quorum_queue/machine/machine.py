@@ -687,8 +687,8 @@ class Machine:
         """As `_assign`, by message groups."""
         ready.begin()
         while ready.count and self._serves:
-            pick = ready.next(self.consumers, self.held_from)
-            if pick is None:
+            found = ready.next(self.consumers, self.held_from)
+            if found is None:
                 break
             if (
                 effects.burst_messages >= BURST_MESSAGES
@@ -697,7 +697,7 @@ class Machine:
             ):
                 effects.more = True
                 break
-            head, length = pick.run, pick.count
+            head, length = found.run, found.count
             if head.expires_at is not None and head.expires_at <= meta.now_ms:
                 limit = self._limit(head, meta)
                 over = min(head.over(limit), length)
@@ -708,16 +708,16 @@ class Machine:
                     over = self._may_drop(over, effects)
                     if not over:
                         return
-                    self._discard(ready.take(pick, over), "expired", effects)
+                    self._discard(ready.take(found, over), "expired", effects)
                     continue
                 length = min(length, head.before_over(limit))
             if head.contents is None and effects.in_memory:
                 effects.paged_out, ready.wanted = True, head
                 break
-            length = min(length, BURST_MESSAGES - effects.burst_messages, pick.consumer.room())
+            length = min(length, BURST_MESSAGES - effects.burst_messages, found.consumer.room())
             if effects.burst_bytes + head.size > BURST_BYTES:
                 length = min(length, _fitting(head, BURST_BYTES - effects.burst_bytes))
-            self._hand(pick.consumer, ready.take(pick, length), effects)
+            self._hand(found.consumer, ready.take(found, length), effects)
         self._expire(meta, effects)
 
     def _limit(self, head: Run, meta: Meta) -> int:
@@ -874,20 +874,20 @@ class Machine:
     def _get_grouped(
         self, ready: GroupedReady, consumer: Consumer, command: Command, effects: Effects
     ) -> None:
-        pick = None
+        found = None
         if not self.settings.deliveries_paused:
             getter = self.consumers.by_key.get(consumer.key, consumer)
-            pick = ready.next(self.consumers, self.held_from, getter)
-        if pick is None:
+            found = ready.next(self.consumers, self.held_from, getter)
+        if found is None:
             effects.got_nothing.append(consumer.key)
             return
-        if pick.run.contents is None and effects.in_memory:
-            effects.paged_out, ready.wanted = True, pick.run
+        if found.run.contents is None and effects.in_memory:
+            effects.paged_out, ready.wanted = True, found.run
             effects.gets_waiting.append(command)
             return
         if not consumer.no_ack:
             consumer = self.consumers.known(consumer)
-        self._hand(consumer, ready.take(pick, 1), effects)
+        self._hand(consumer, ready.take(found, 1), effects)
 
     def _pick(self, meta: Meta, consumer: Consumer, effects: Effects) -> None:
         """Hand out the message at the position that this getter wants, if it is ready."""

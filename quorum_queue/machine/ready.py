@@ -269,21 +269,16 @@ class Level:
     def _cut_out(self, runs: deque[Run], at: int, index: int) -> Run:
         """Take one message of a run; those around it stay in runs of their own."""
         run = runs[at]
-        if self.keeper.active:
-            self.keeper.keep(run)
-        if index:
-            front = run.take(index)
-            front.ready = True
-            runs.insert(at, front)
-            if runs is self.main and front.in_memory:
-                self.resident.append(front)
-            at += 1
-        if len(run.seqs) > 1:
-            return run.take(1)
+        picked, left = cut_out(run, index, self.keeper)
+        picked.ready = False
         del runs[at]
-        run.ready = False
+        for part in reversed(left):
+            part.ready = True
+            runs.insert(at, part)
+            if part is not run and runs is self.main and part.in_memory:
+                self.resident.append(part)
         self.forget_gone()
-        return run
+        return picked
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions out of both lists."""
@@ -293,6 +288,17 @@ class Level:
         if taken:
             self.resident = deque(run for run in self.main if run.in_memory)
         return taken
+
+
+def cut_out(run: Run, index: int, keeper: Keeper) -> tuple[Run, list[Run]]:
+    """Cut one message out of a run; return it, and those before and behind it, in runs of their own."""
+    if keeper.active:
+        keeper.keep(run)
+    left = [run.take(index)] if index else []
+    if len(run.seqs) == 1:
+        return run, left
+    picked = run.take(1)
+    return picked, [*left, run]
 
 
 def without_positions(

@@ -24,7 +24,7 @@ from typing import Final
 from zlib import crc32
 
 from quorum_queue.machine.consumers import NO_KEEPER, Consumer, Consumers, Keeper
-from quorum_queue.machine.ready import Level, Place, Ready
+from quorum_queue.machine.ready import Level, Place, Ready, cut_out, without_positions
 from quorum_queue.machine.run import Run
 
 #: Most messages that are put aside because consumers of their groups have no room, before the queue
@@ -130,8 +130,10 @@ class Holder:
         self.count = 0
 
 
-class Pick:
-    """The next messages to be handed out: the first `count` of a run, which are of one group, and to whom."""
+class Next:
+    """The next messages to be handed out: the first `count` of a run, which are of one group or may go
+    together, and to whom.
+    """
 
     __slots__ = ("consumer", "count", "group", "parked", "run")
 
@@ -273,64 +275,73 @@ class GroupedReady(Ready):
         if not heap:
             self._stalled.pop(consumer, None)
 
-    def next(self, consumers: Consumers, below: int, getter: Consumer | None = None) -> Pick | None:
+    def next(self, consumers: Consumers, below: int, getter: Consumer | None = None) -> Next | None:
         """Return the first messages, with positions below this one, that a consumer may have; or that the
         getter may have. On the way to it messages are put aside.
         """
         if getter is not None:
             self._refill(getter, 1)
-        main = self._main
         while True:
-            entry = self._valid_top(self._ripe)
-            head = main.head()
+            entry, head = self._valid_top(self._ripe), self._main.head()
             if head is not None and (entry is None or head.seqs.start < entry[0]):
                 if head.seqs.start >= below:
                     return None
-                if getter is None and not self._parked and not self._blocked:
-                    only = consumers.only
-                    if only is not None and only.room() > 0:
-                        # All groups are with it, or free.
-                        return Pick(head, len(head.seqs), b"", only, parked=False)
-                length = _alike(head)
-                group = group_of(head.head_of(0))
-                consumer = self._taker(group, head.seqs.start, consumers, getter)
+                found = self._of_main(head, consumers, getter)
+                if found is not None or not self._puts_aside(head, consumers, getter):
+                    return found
+            elif entry is None or entry[0] >= below:
+                return None
+            else:
+                start, group = entry
+                consumer = self._taker(group, start, consumers, getter)
                 if consumer is not None:
-                    return Pick(head, _at_once(length, group, consumers), group, consumer, parked=False)
-                if getter is None and consumers.near(0) is None:
+                    run = self._parked[group][0][1]
+                    return Next(run, _at_once(len(run.seqs), group, consumers), group, consumer, parked=True)
+                if not self._stalls(entry):
                     return None
-                # How runs are cut must not change what is put aside.
-                may = self.scanned - head.seqs.start
-                if may <= 0:
-                    may = LOOK_AHEAD_MAX - self._parked_count
-                if may <= 0:
-                    self._looks_no_further = True
-                    return None
-                self._park(group, main.pop(min(length, may)))
-                continue
-            if entry is None:
-                return None
-            start, group = entry
-            if start >= below:
-                return None
-            run = self._parked[group][0][1]
-            consumer = self._taker(group, start, consumers, getter)
-            if consumer is not None:
-                return Pick(run, _at_once(len(run.seqs), group, consumers), group, consumer, parked=True)
-            heappop(self._ripe)
-            if group in self._blocked:
-                continue
-            holder = self._holders.get(group)
+
+    def _of_main(self, head: Run, consumers: Consumers, getter: Consumer | None) -> Next | None:
+        """Return the first messages of a run that nobody has looked at, if somebody may have them now."""
+        if getter is None and not self._parked and not self._blocked:
+            only = consumers.only
+            if only is not None and only.room() > 0:
+                # All groups are with it, or free.
+                return Next(head, len(head.seqs), b"", only, parked=False)
+        group = group_of(head.head_of(0))
+        consumer = self._taker(group, head.seqs.start, consumers, getter)
+        if consumer is None:
+            return None
+        return Next(head, _at_once(_alike(head), group, consumers), group, consumer, parked=False)
+
+    def _puts_aside(self, head: Run, consumers: Consumers, getter: Consumer | None) -> bool:
+        """Put the first messages of a run aside, whose group others have; return False if nobody has room, or
+        if there are too many already.
+        """
+        if getter is None and consumers.near(0) is None:
+            return False
+        # How runs are cut must not change what is put aside.
+        may = self.scanned - head.seqs.start
+        if may <= 0:
+            may = LOOK_AHEAD_MAX - self._parked_count
+        if may <= 0:
+            self._looks_no_further = True
+            return False
+        self._park(group_of(head.head_of(0)), self._main.pop(min(_alike(head), may)))
+        return True
+
+    def _stalls(self, entry: tuple[int, bytes]) -> bool:
+        """A group's first parked message may not go now: pass over it until it may. Return False if that is
+        only because no consumer has room.
+        """
+        group = entry[1]
+        holder = self._holders.get(group)
+        if group not in self._blocked:
             if holder is None:
-                # No consumer has room.
-                heappush(self._ripe, entry)
-                return None
-            held_by = holder.consumer
-            if held_by.attached or held_by.checkout.count:
-                heap = self._stalled.get(held_by)
-                if heap is None:
-                    self._stalled[held_by] = [entry]
-                else:
-                    heappush(heap, entry)
+                return False
+            if holder.consumer.attached or holder.consumer.checkout.count:
+                heappush(self._stalled.setdefault(holder.consumer, []), entry)
+        heappop(self._ripe)
+        return True
 
     def _taker(
         self, group: bytes, start: int, consumers: Consumers, getter: Consumer | None
@@ -358,10 +369,10 @@ class GroupedReady(Ready):
         """True if messages that were put aside have left since, so that there is room for more."""
         return self._looks_no_further and self._parked_count < LOOK_AHEAD_MAX
 
-    def take(self, pick: Pick, count: int) -> Run:
-        """Take the first `count` messages of what was picked."""
-        if pick.parked:
-            return self._take_parked(pick.group, count)
+    def take(self, found: Next, count: int) -> Run:
+        """Take the first `count` of these messages."""
+        if found.parked:
+            return self._take_parked(found.group, count)
         return self.pop(self._main, count)
 
     # -- messages that are put aside -------------------------------------------------------------------------
@@ -459,14 +470,12 @@ class GroupedReady(Ready):
 
     def drop_head(self, count: int) -> Run:
         """Take up to `count` messages of the run with the lowest position."""
-        entry, main = self._valid_top(self._first), self._main
-        head = main.head()
-        if entry is not None and (head is None or entry[0] < head.seqs.start):
-            run = self._parked[entry[1]][0][1]
-            return self._take_parked(entry[1], min(count, len(run.seqs)))
+        head = self.head()
         if head is None:
             raise IndexError("no ready message")
-        return self.pop(main, count)
+        if head is self._main.head():
+            return self.pop(self._main, count)
+        return self._take_parked(group_of(head.head_of(0)), min(count, len(head.seqs)))
 
     def runs(self) -> Iterator[Run]:
         """All ready runs, in the order of their positions."""
@@ -508,19 +517,17 @@ class GroupedReady(Ready):
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         taken = super().take_positions(low, high)
-        runs = self._parked_runs()
-        if not any(run.seqs.start <= high and run.seqs[-1] >= low for run in runs):
-            return taken
-        self._forget_parked()
-        for run in runs:
-            for single in run.singles() if len(run.seqs) > 1 else [run]:
-                if low <= single.seqs.start <= high:
-                    self.count -= 1
-                    self.bytes -= single.counted_bytes
-                    taken.append(single)
-                else:
-                    self._park(group_of(single.head_of(0)), single)
-        return taken
+        parked: list[Run] = []
+        left = list(without_positions(self._parked_runs(), low, high, parked, self.keeper))
+        if parked:
+            self._forget_parked()
+            for run in left:
+                run.ready = False
+                self._park(group_of(run.head_of(0)), run)
+            for run in parked:
+                self.count -= len(run.seqs)
+                self.bytes -= run.counted_bytes
+        return taken + parked
 
     def pick(self, position: int, now_ms: int) -> Run | None:
         picked = super().pick(position, now_ms)
@@ -531,21 +538,13 @@ class GroupedReady(Ready):
                 if position in run.seqs:
                     index = position - run.seqs.start
                     due = run.due_of(index)
-                    return None if due is not None and due <= now_ms else self._cut_out(group, at, index)
+                    return None if due is not None and due <= now_ms else self._pick_parked(group, at, index)
         return None
 
-    def _cut_out(self, group: bytes, at: int, index: int) -> Run:
-        """Take one message of a run that was put aside; those around it stay."""
+    def _pick_parked(self, group: bytes, at: int, index: int) -> Run:
         heap = self._parked[group]
-        run = heap[at][1]
-        if self.keeper.active:
-            self.keeper.keep(run)
-        parts = [run.take(index)] if index else []
-        picked = run
-        if len(run.seqs) > 1:
-            picked = run.take(1)
-            parts.append(run)
-        heap[at : at + 1] = [(part.seqs.start, part) for part in parts]
+        picked, left = cut_out(heap[at][1], index, self.keeper)
+        heap[at : at + 1] = [(part.seqs.start, part) for part in left]
         heapify(heap)
         if heap:
             self._comes_first(heap[0][0], group)
@@ -605,7 +604,8 @@ def _groups(run: Run) -> list[tuple[bytes, int]]:
 __all__ = [
     "LOOK_AHEAD_MAX",
     "GroupedReady",
-    "Pick",
+    "Next",
+    "gathered",
     "group_of",
     "routing_of",
     "without_groups",
