@@ -17,7 +17,7 @@ from amqp_server.broker.access.users import IMPERSONATOR
 from amqp_server.broker.topology.consumer_groups import streams_of
 from amqp_server.errors import AMQPError, NotFound, PreconditionFailed, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
-from amqp_server.management.changes.internal_session import Direct, Read, Takes
+from amqp_server.management.changes.internal_session import Content, Direct, Read, Takes
 from amqp_server.management.request.answer import Refusal, bad_request, with_code
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.payloads import Messages, MessageView
@@ -236,6 +236,21 @@ async def publish_message(
         return await direct.publish(method, properties, body)
 
 
+def _view(
+    method: commands.Basic.GetOk | commands.Basic.Deliver, message: Content, redelivered: bool, left: int
+) -> MessageView:
+    """`left`: how many messages the queue had then."""
+    return MessageView(
+        exchange=method.exchange or "",
+        routing_key=method.routing_key or "",
+        redelivered=redelivered,
+        message_count=left,
+        properties=partial(properties_of, message.properties),
+        body=message.body,
+        size=message.size,
+    )
+
+
 async def get_messages(
     broker: Broker,
     vhost: str,
@@ -255,15 +270,7 @@ async def get_messages(
             if taken is None:
                 break
             told, message = taken
-            view = MessageView(
-                exchange=told.exchange or "",
-                routing_key=told.routing_key or "",
-                redelivered=bool(told.redelivered),
-                message_count=told.message_count or 0,
-                properties=partial(properties_of, message.properties),
-                body=message.body,
-                size=message.size,
-            )
+            view = _view(told, message, bool(told.redelivered), told.message_count or 0)
             if not await takes(view.size, len(got)):
                 break
             tag = taken.tag
@@ -291,21 +298,7 @@ async def read_messages(
     Raises PreconditionFailed if the queue is no stream, and for invalid arguments.
     """
     found = await read_stream(broker, vhost, stream, arguments, count, takes, rest)
-    return [
-        (
-            each.offset,
-            MessageView(
-                exchange=each.deliver.exchange or "",
-                routing_key=each.deliver.routing_key or "",
-                redelivered=False,
-                message_count=0,
-                properties=partial(properties_of, each.content.properties),
-                body=each.content.body,
-                size=each.content.size,
-            ),
-        )
-        for each in found
-    ]
+    return [(each.offset, _view(each.deliver, each.content, redelivered=False, left=0)) for each in found]
 
 
 async def read_stream(

@@ -62,11 +62,12 @@ def move(
         else:
             moved, refused = _move_first(invocation, vhost, queue, destination, count)
     if refused:
-        raise Failure(
-            f"{moved} messages were moved; queue '{destination}' refuses more (x-overflow=reject-publish)",
-            UNAVAILABLE,
-        )
+        raise _refuses_more(f"{moved} messages were moved", destination)
     invocation.say(f"{moved} messages were moved")
+
+
+def _refuses_more(done: str, destination: str) -> Failure:
+    return Failure(f"{done}; queue '{destination}' refuses more (x-overflow=reject-publish)", UNAVAILABLE)
 
 
 def _move_first(
@@ -196,11 +197,7 @@ def copy(
         for told in pages(after, ready(invocation, vhost, queue), ask):
             copied += told["copied"]
             if told["refused"]:
-                raise Failure(
-                    f"{copied} messages were copied; queue '{destination}' refuses more "
-                    "(x-overflow=reject-publish)",
-                    UNAVAILABLE,
-                )
+                raise _refuses_more(f"{copied} messages were copied", destination)
             if copied == limit:
                 break
     invocation.say(f"{copied} messages were copied")
