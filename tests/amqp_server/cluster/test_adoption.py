@@ -153,6 +153,34 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
     serves(empty, *NAMES)
 
 
+def test_message_groups_and_pauses_come_along(empty: Ring, alone: Node) -> None:
+    """A quorum queue begins again with the first version of its machine, which knows neither."""
+    with suppress(AMQPConnectionError), channel_of(alone) as channel:
+        channel.queue_declare("grouped", durable=True, arguments=QUORUM | {"x-message-groups": True})
+        channel.queue_declare("paused", durable=True, arguments=QUORUM)
+        for number, group in enumerate("aabb"):
+            properties = pika.BasicProperties(delivery_mode=2, headers={"x-group-id": group})
+            channel.basic_publish("", "grouped", b"%d" % number, properties, mandatory=True)
+        publish(channel, "paused", b"still there")
+        alone.mqctl("pause_queue", "--deliveries", "paused")
+        channel.basic_get("grouped")
+        alone.kill()
+    empty.start(*NAMES)
+    with empty.channel("n1") as one, empty.channel("n2") as two, empty.channel("n3") as three:
+        (first, _, body), (_, _, other) = one.basic_get("grouped"), two.basic_get("grouped")
+        assert (body, other) == (b"0", b"2")
+        # Both groups are with others.
+        assert three.basic_get("grouped")[0] is None
+        one.basic_ack(first.delivery_tag)
+        # It is answered behind the ack.
+        one.queue_declare("grouped", passive=True)
+        assert take(three, "grouped", 1) == [b"1"]
+        assert three.basic_get("paused")[0] is None
+        empty.mqctl("n2", "resume_queue", "paused")
+        assert take(three, "paused", 1) == [b"still there"]
+    empty.equal("grouped", *NAMES)
+
+
 def queues(ring: Ring) -> list[dict[str, Any]]:
     told: list[dict[str, Any]] = ring.get("n1", "/api/cluster/queues")
     return told
