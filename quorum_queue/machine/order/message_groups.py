@@ -265,11 +265,14 @@ class GroupedReady(Ready):
                 self._refill(consumer, room)
 
     def _refill(self, consumer: Consumer, most: int) -> None:
-        """Look at this many groups of a consumer, those that come first."""
+        """Look at this many groups of a consumer, those that come first. Groups that are blocked, or have
+        another holder since, are looked at when that changes.
+        """
         heap = self._stalled.get(consumer)
         while heap and most > 0:
             entry = heappop(heap)
-            if self._is_valid(entry):
+            holder = None if entry[1] in self._blocked else self._holders.get(entry[1])
+            if holder is not None and holder.consumer is consumer and self._is_valid(entry):
                 heappush(self._ripe, entry)
                 most -= 1
         if not heap:
