@@ -448,10 +448,7 @@ class Machine:
         runs = sorted(self.ready.clear(), key=attrgetter("seqs.start"))
         self.ready = self.grouped = GroupedReady(self.frozen)
         for run in runs:
-            if run.redelivered:
-                self.ready.put_back([run])
-            else:
-                self.ready.push(run)
+            self.ready.push(run)
         for consumer in self.consumers.in_turn():
             for run in consumer.checkout.runs:
                 self.grouped.hold(run, consumer)

@@ -28,7 +28,7 @@ from quorum_queue.machine.ready import Level, Place, Ready, cut_out, without_pos
 from quorum_queue.machine.run import Run
 
 #: Most messages that are put aside because consumers of their groups have no room, before the queue
-#: looks no further. Messages that come back do not count.
+#: looks no further. Where it has looked before, it looks again.
 LOOK_AHEAD_MAX: Final = 16_384
 #: Heaps with more entries than this many for each group have many that are not valid any more.
 STALE_FACTOR: Final = 4
@@ -164,7 +164,8 @@ class GroupedReady(Ready):
 
     def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
         super().__init__(0, keeper)
-        #: The messages that were not looked at yet: always there, unlike in other queues.
+        #: The messages that were not looked at yet, and those that came back since: always there, unlike in
+        #: other queues.
         self._main = Level(keeper)
         self.levels = [self._main]
         #: Runs of each group that are put aside, as a heap by their first position.
@@ -440,27 +441,10 @@ class GroupedReady(Ready):
         return sorted([run for heap in self._parked.values() for _, run in heap], key=_by_position)
 
     def put_back(self, runs: list[Run]) -> None:
+        """Put messages back to their positions, to be looked at again: very many may come back at once."""
         for run in runs:
-            self.count += len(run.seqs)
-            self.bytes += run.counted_bytes
             for each in run.singles() if run.seqs.step != 1 else (run,):
-                self._park_all(each)
-
-    def _park_all(self, run: Run) -> None:
-        """Put a run aside, whose messages may be of several groups."""
-        while (length := _alike(run)) < len(run.seqs):
-            if self.keeper.active:
-                self.keeper.keep(run)
-            front = run.take(length)
-            self._park(group_of(front.head_of(0)), front)
-        self._park(group_of(run.head_of(0)), run)
-
-    def restore(self, run: Run) -> None:
-        """Take a run of a snapshot. They come in order."""
-        if run.seqs.start < self.scanned:
-            self.put_back([run])
-        else:
-            self.push(run)
+                self.insert(each)
 
     # -- all messages ----------------------------------------------------------------------------------------
 

@@ -657,9 +657,8 @@ def _stored_consumer(consumer: Consumer, held: Held, active: bool) -> StoredCons
 
 
 def _put_ready(machine: Machine, run: Run) -> None:
-    if machine.grouped is not None:
-        machine.grouped.restore(run)
-    elif run.redelivered:
+    # With message groups, all of them come in the order of their positions.
+    if run.redelivered and machine.grouped is None:
         machine.ready.put_back([run])
     else:
         machine.ready.push(run)
