@@ -245,6 +245,24 @@ def test_arguments_that_are_refused(
 
 
 @KINDS
+@pytest.mark.parametrize("first", ["a", "ab"])
+def test_groups_of_what_a_transaction_publishes(connect: Connect, name: Name, kind: str, first: str) -> None:
+    ch, other = connect().channel(), connect().channel()
+    queue = declare(ch, name("q"), kind)
+    other.tx_select()
+    send(other, queue, first)
+    # The rest comes by another read.
+    sync(other)
+    send(other, queue, "cba", first=len(first))
+    other.tx_commit()
+    ch.basic_qos(prefetch_count=1)
+    inboxes = [Inbox(ch, queue, tag=f"c{number}") for number in range(5)]
+    pump_until(ch, lambda: sum(len(inbox.deliveries) for inbox in inboxes) == 3)
+    pump(ch, 0.2)
+    assert sorted(group_of(each) for inbox in inboxes for each in inbox.deliveries) == ["a", "b", "c"]
+
+
+@KINDS
 def test_a_transaction_holds_the_groups_that_it_acks(connect: Connect, name: Name, kind: str) -> None:
     ch, other = connect().channel(), connect().channel()
     queue = declare(ch, name("q"), kind)

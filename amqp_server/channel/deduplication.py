@@ -6,6 +6,7 @@ import struct
 from typing import Any
 
 from amqp_server.wire import content, frames
+from amqp_server.wire.intake import Segment
 from amqp_server.wire.message_groups import name_groups
 from amqp_server.wire.message_ids import message_ids_of
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Names, Sequence, id_of, sequence_of
@@ -145,13 +146,14 @@ def _bytes(value: object) -> bytes | None:
     return bytes(value) if isinstance(value, bytes | bytearray) else None
 
 
-def enqueue_named(host: Any, run: Run, origin: Any, first: int, groups: list[bytes] | None = None) -> None:
-    """Hand messages to a queue that drops duplicates, records messages, or has message groups, which may be
-    known.
+def enqueue_named(host: Any, run: Run, origin: Any, first: int, segment: Segment | None = None) -> None:
+    """Hand messages, those of `segment` if given, to a queue that drops duplicates, records messages, or has
+    message groups.
     """
     deduplicates, records = host.settings.deduplicates, host.records
-    if host.settings.group_header:
-        name_groups(run, host.settings.group_header, groups)
+    header = host.settings.group_header
+    if header:
+        name_groups(run, header, None if segment is None else segment.groups_by(header))
     for part in content.by_overhead(run) if host.counts_bytes else [run]:
         assert part.contents is not None
         names = names_of(part.contents) if deduplicates else None

@@ -472,7 +472,7 @@ def read_groups(segment: Segment) -> PreconditionFailed | None:
                 f"invalid header '{header}', the group of a message for queue '{target.name}': {bad}"
             )
         if len(targets) == 1:
-            segment.groups = groups
+            segment.groups, segment.group_header = groups, header
     return error
 
 
@@ -625,7 +625,7 @@ def _give(
             # Not less: an alarm or a transaction may have held it back.
             run.waits_until = max(0, segment.waits_until - now_ms)
         if host.wants_ids:
-            enqueue_named(host, run, origin, first, segment.groups)
+            enqueue_named(host, run, origin, first, segment)
         elif host.counts_bytes:
             enqueue_counted(host, run, origin, first)
         else:

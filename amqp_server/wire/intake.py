@@ -121,15 +121,26 @@ class Segment:
     All have the head of `route`, unless `heads` has one for each message.
     """
 
-    __slots__ = ("attributes", "contents", "groups", "heads", "lane", "mix", "route", "waits_until")
+    __slots__ = (
+        "attributes",
+        "contents",
+        "group_header",
+        "groups",
+        "heads",
+        "lane",
+        "mix",
+        "route",
+        "waits_until",
+    )
 
     def __init__(self, route: PublishRoute, attributes: Attributes) -> None:
         self.route = route
         self.attributes = attributes
         self.contents: list[bytes] = []
         self.heads: list[bytes] | None = None
-        #: Their groups, if they go to one queue and this has message groups.
+        #: Their groups, if they go to one queue and this has message groups, and the header these are from.
         self.groups: list[bytes] | None = None
+        self.group_header = ""
         #: The mix of segments that it alternates with, and its number in the mix.
         self.mix: Mix | None = None
         self.lane = 0
@@ -155,6 +166,21 @@ class Segment:
         del self.contents[count:]
         if self.heads is not None:
             del self.heads[count:]
+
+    def join(self, later: Segment) -> None:
+        """Take the messages of another read, with the same route and attributes. Neither segment may have a
+        head for each message.
+        """
+        self.contents += later.contents
+        if self.groups is not None and later.groups is not None:
+            self.groups += later.groups
+        else:
+            self.groups = None
+
+    def groups_by(self, header: str) -> list[bytes] | None:
+        """Return the groups of the messages by this header if they were read."""
+        # A queue that was declared again may take its groups from another header.
+        return self.groups if header == self.group_header else None
 
     def name_heads(self, head: bytes) -> None:
         """Give this head to all messages that have none of their own yet."""

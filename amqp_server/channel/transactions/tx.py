@@ -149,7 +149,7 @@ class Transaction:
             and last.heads is None is segment.heads
         ):
             if len(last.contents) < PART_MESSAGES_MAX and self._last_bytes < PART_BYTES_MAX:
-                last.contents += segment.contents
+                last.join(segment)
                 self._last_bytes += size
                 return
         else:
