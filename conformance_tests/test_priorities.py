@@ -78,7 +78,7 @@ def test_a_full_queue_drops_the_highest(
         assert drained(ch, queue, 3) == left[:2] + left[3:]
 
 
-def test_messages_expire_at_the_head_of_each_priority(ch: BlockingChannel, name: Name) -> None:
+def test_messages_expire_behind_others_of_their_priority(ch: BlockingChannel, name: Name) -> None:
     queue = quorum(ch, name)
     channel = ch.connection.channel()
     channel.confirm_delivery()
@@ -86,7 +86,7 @@ def test_messages_expire_at_the_head_of_each_priority(ch: BlockingChannel, name:
         (b"high", 9, None), (b"low", 0, "50"), (b"later", 0, None), (b"behind", 0, "50")
     ):  # fmt: skip
         publish(channel, queue, body, priority=priority, expiration=expiration)
-    wait_for(lambda: ch.queue_declare(queue, passive=True).method.message_count == 3, "one to expire")
+    wait_for(lambda: ch.queue_declare(queue, passive=True).method.message_count == 2, "two to expire")
     assert drained(ch, queue, 2) == [b"high", b"later"]
 
 

@@ -192,14 +192,37 @@ def test_message_ttl(ch: BlockingChannel, name: Name) -> None:
     assert (delivery.body, delivery.properties.expiration) == (b"stays", "60000")
 
 
-def test_a_message_expires_only_at_the_head(ch: BlockingChannel, name: Name) -> None:
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_a_message_expires_behind_others(ch: BlockingChannel, name: Name, kind: str) -> None:
     queue = name("q")
-    ch.queue_declare(queue)
+    ch.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+    for body, expiration in ((b"head", None), (b"soon", "50"), (b"late", "60000"), (b"later", "100")):
+        publish(ch, queue, body, expiration=expiration)
+    wait_depth(ch, queue, 2)
+    assert drain(ch, queue) == [b"head", b"late"]
+
+
+def test_what_expires_behind_others_is_a_dead_letter_then(ch: BlockingChannel, name: Name) -> None:
+    """The pattern of delays by queues without consumers, with a time for each message."""
+    queue, dead = name("q"), name("dead")
+    ch.queue_declare(dead)
+    ch.queue_declare(queue, arguments={"x-dead-letter-exchange": "", "x-dead-letter-routing-key": dead})
+    for body, expiration in ((b"third", "900"), (b"first", "50"), (b"second", "300"), (b"never", None)):
+        publish(ch, queue, body, expiration=expiration)
+    inbox = Inbox(ch, dead, auto_ack=True)
+    assert [inbox.one().body for _ in range(3)] == [b"first", b"second", b"third"]
+    assert depth(ch, queue) == 1
+
+
+def test_what_has_expired_behind_others_takes_no_room(ch: BlockingChannel, name: Name) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, arguments={"x-max-length": 2, "x-overflow": "reject-publish"})
+    ch.confirm_delivery()
     publish(ch, queue, b"head")
-    publish(ch, queue, b"behind it", expiration="50")
-    pump(ch, 0.2)
-    assert depth(ch, queue) == 2
-    assert drain(ch, queue) == [b"head"]
+    publish(ch, queue, b"short", expiration="50")
+    wait_depth(ch, queue, 1)
+    publish(ch, queue, b"fits")
+    assert drain(ch, queue) == [b"head", b"fits"]
 
 
 @pytest.mark.parametrize(("queue_ttl", "expiration"), [(80, "60000"), (60_000, "80")])
@@ -588,13 +611,12 @@ def test_max_length_of_a_priority_queue_drops_its_head(ch: BlockingChannel, name
     assert drain(ch, queue) == [b"middle", b"low"]
 
 
-def test_a_message_in_a_priority_queue_expires_only_at_the_head(ch: BlockingChannel, name: Name) -> None:
+def test_a_message_in_a_priority_queue_expires_behind_others(ch: BlockingChannel, name: Name) -> None:
     queue = name("q")
     ch.queue_declare(queue, arguments={"x-max-priority": 5})
     publish(ch, queue, b"high", priority=5)
     publish(ch, queue, b"low", priority=1, expiration="50")
-    pump(ch, 0.15)
-    assert depth(ch, queue) == 2
+    wait_depth(ch, queue, 1)
     assert drain(ch, queue) == [b"high"]
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.order.run_list import RunList
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Turn
 
@@ -32,7 +33,7 @@ class Leftover:
         """Take everything out of the machine."""
         self._turn = turn
         self._consumers: list[Consumer] = machine.consumers.drop_all()
-        self._runs: list[deque[Run]] = machine.ready.drop_all()
+        self._runs: list[deque[Run] | RunList] = machine.ready.drop_all()
         if machine.delayed.count:
             self._runs.append(machine.delayed.drop_all())
 

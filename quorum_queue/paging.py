@@ -79,7 +79,7 @@ class Paging(QueueHost):
         for level in self.machine.ready.levels:
             held_back: list[Run] = []
             resident = level.resident
-            keep = level.main[0] if level.main else None
+            keep = level.main.first if level.main else None
             while resident and freed < bytes_wanted:
                 run = resident.pop()
                 if not run.ready or not run.in_memory:
@@ -107,7 +107,7 @@ class Paging(QueueHost):
         held = [consumer.checkout.runs for consumer in self.machine.consumers.by_key.values()]
         aside = self.machine.ready.put_aside()
         # Keep the next messages: they may have been read a moment ago.
-        heads = [*(runs[0] for runs in aside if runs), self.machine.ready.wants()]
+        heads = [*(next(iter(runs), None) for runs in aside), self.machine.ready.wants()]
         for runs in (*held, *aside, *self.machine.delayed.lists()):
             for run in reversed(runs):
                 looked_at += 1

@@ -293,9 +293,12 @@ class _Group:
         return takers, False
 
     def near(self, place: int) -> Consumer | None:
-        """Return the consumer at this place, counted round and round, or the next one that has room."""
+        """Return the consumer at this place, counted round and round from the one whose turn it is, or the
+        next one that has room.
+        """
         consumers = self.consumers
-        start = place % len(consumers)
+        # On a replica that was restored the one whose turn it is comes first.
+        start = (self.start + place) % len(consumers)
         if consumers[start].room() > 0:
             return consumers[start]
         is_open, end = self._open, len(consumers)

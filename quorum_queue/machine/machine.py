@@ -38,7 +38,7 @@ Commands are tuples whose first field names them:
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import accumulate
 from operator import attrgetter
@@ -49,12 +49,14 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import PROMISED
 from quorum_queue.machine.consumers import Checkout, Consumer, Consumers
 from quorum_queue.machine.dedup import Dedup, Sequence
-from quorum_queue.machine.effects import GONE, Effects, Reason
+from quorum_queue.machine.effects import GONE, NO_LIMIT, Effects, Reason
 from quorum_queue.machine.letters import LETTER_CHANNEL, Letter, Letters
+from quorum_queue.machine.order.deadlines import NO_DEADLINES
 from quorum_queue.machine.order.delayed import NO_DELAYED, Delayed, wait_ms
+from quorum_queue.machine.order.level import Level
 from quorum_queue.machine.order.message_groups import GroupedReady, without_groups
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, Part, Parts, TransactionId
-from quorum_queue.machine.ready import Level, Ready
+from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.record.arrivals import NO_ARRIVALS, Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -215,10 +217,10 @@ class Machine:
         if self.delayed.count:
             self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)
-        if self.delayed.count:
-            next_ms = self.delayed.next_ms
-            if next_ms is not None and (effects.wake_at is None or next_ms < effects.wake_at):
-                effects.wake_at = next_ms
+        if self.delayed.count or self.ready.deadlines is not NO_DEADLINES:
+            for at_ms in (self._looks_at_ms, self.delayed.next_ms):
+                if at_ms is not None and (effects.wake_at is None or at_ms < effects.wake_at):
+                    effects.wake_at = at_ms
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return
@@ -242,7 +244,7 @@ class Machine:
             heads = [] if head is None else [head.seqs.start]
         else:
             heads = [
-                runs[0].seqs.start
+                runs.first.seqs.start
                 for level in self.ready.levels
                 for runs in (level.returned, level.main)
                 if runs
@@ -252,21 +254,32 @@ class Machine:
 
     @property
     def due_ms(self) -> int | None:
-        """The time when the next message expires, or a wait ends; effects of the last batch have it, too."""
+        """The time when the next message may expire, or a wait ends; effects of the last batch have it,
+        too.
+        """
         found = self.delayed.next_ms
-        for head in self._heads():
-            due = head.due
+        for due in [self._looks_at_ms] if self.expires_exactly else self._due_heads():
             if due is not None and (found is None or due < found):
                 found = due
         return found
 
-    def _heads(self) -> list[Run]:
-        """Return the messages of which the next one may expire."""
+    @property
+    def _looks_at_ms(self) -> int | None:
+        """The time when to look for messages that have expired behind others."""
+        return self.ready.deadlines.next_ms if self.expires_exactly and self.ready.count else None
+
+    def _due_heads(self) -> list[int | None]:
+        """Return the deadlines of messages of which the next one may expire."""
         if not self.ready.strict:
             head = self.ready.head()
-            return [] if head is None else [head]
+            return [] if head is None else [head.due]
         heads = [level.head() for level in self.ready.levels]
-        return [head for head in heads if head is not None]
+        return [head.due for head in heads if head is not None]
+
+    @property
+    def expires_exactly(self) -> bool:
+        """True if messages expire behind others, too."""
+        return self.version >= versions.EXACT_EXPIRY
 
     def _end_waits(self, meta: Meta, effects: Effects) -> None:
         """Make messages ready whose wait is over."""
@@ -543,6 +556,9 @@ class Machine:
 
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
         """Take the messages that fit, one by one near the limit, and refuse the others."""
+        if self.expires_exactly:
+            # What has expired takes no room.
+            self._expire(meta, effects)
         settings = self.settings
         limit = settings.max_length_bytes
         sizes = _counted_sizes(run) if limit is not None and self.version >= versions.FITTING else None
@@ -632,15 +648,11 @@ class Machine:
             if head.expires_at is not None and head.expires_at <= meta.now_ms:
                 over = head.over(self._limit(head, meta))
                 if over:
-                    if self._letter_waits(head, effects):
-                        break
                     if not self._drop_expired(level, over, effects, whole=False):
                         return
                     continue
                 length = head.before_over(self._limit(head, meta))
             if not served:
-                if head.expires_at is None and not ready.strict:
-                    return
                 break
             length = min(length, BURST_MESSAGES - effects.burst_messages)
             takers, one_by_one = consumers.takers(length)
@@ -699,9 +711,6 @@ class Machine:
                 limit = self._limit(head, meta)
                 over = min(head.over(limit), length)
                 if over:
-                    if self._letter_waits(head, effects):
-                        ready.wanted = head
-                        break
                     over = self._may_drop(over, effects)
                     if not over:
                         return
@@ -771,12 +780,19 @@ class Machine:
             consumer.window.use(count)
 
     def _expire(self, meta: Meta, effects: Effects, *, whole: bool = False) -> None:
-        """Drop expired messages at the head of the queue, and say when the next one will be due.
+        """Drop expired messages, and say when the next one will be due.
 
-        As in RabbitMQ a message expires only at the head: in a priority queue behind no other message, and in
-        a queue with strict priorities at the head of its rank.
+        Unlike in RabbitMQ a message expires at its time wherever it stands. Up to version 8 it expired only
+        at the head: in a priority queue behind no other message, and in a queue with strict priorities at the
+        head of its rank.
         """
         ready = self.ready
+        if self.version >= versions.EXACT_EXPIRY:
+            if effects.expires_left <= 0 and not whole:
+                effects.more = True
+            elif ready.deadlines is not NO_DEADLINES:
+                self._expire_exactly(meta, effects, whole=whole)
+            return
         if self.grouped is not None:
             self._expire_grouped(self.grouped, meta, effects, whole=whole)
             return
@@ -792,10 +808,21 @@ class Machine:
             if due > meta.now_ms:
                 effects.wake_at = due
                 return
-            if self._letter_waits(head, effects):
-                return
             if not self._drop_expired(level, head.over(meta.now_ms), effects, whole=whole):
                 return
+
+    def _expire_exactly(self, meta: Meta, effects: Effects, *, whole: bool) -> None:
+        """Drop expired messages, unless `whole` as many as this batch may drop."""
+        due_ms = self._looks_at_ms
+        if due_ms is None or due_ms > meta.now_ms:
+            return
+        most = NO_LIMIT if whole else effects.expires_left
+        for run in self.ready.take_expired(meta.now_ms, self.held_from, most):
+            if not whole:
+                effects.expires_left -= len(run.seqs)
+            self._discard(run, "expired", effects)
+        # Whether there are more must not depend on what else was here before.
+        effects.more = effects.more or effects.expires_left <= 0
 
     def _expire_grouped(self, ready: GroupedReady, meta: Meta, effects: Effects, *, whole: bool) -> None:
         """Drop expired messages at the head of a queue with message groups."""
@@ -805,9 +832,6 @@ class Machine:
                 return
             if due > meta.now_ms:
                 effects.wake_at = due
-                return
-            if self._letter_waits(head, effects):
-                ready.wanted = head
                 return
             over = head.over(meta.now_ms)
             if not whole:
@@ -819,7 +843,6 @@ class Machine:
     def _expire_ranks(self, meta: Meta, effects: Effects, *, whole: bool) -> None:
         """Drop expired messages at the head of each rank."""
         ready, wake_at = self.ready, NEVER
-        first = ready.head_level(self.held_from)
         for level in reversed(ready.levels):
             while (head := level.head()) is not None and head.seqs.start < self.held_from:
                 due = head.due
@@ -828,20 +851,10 @@ class Machine:
                 if due > meta.now_ms:
                     wake_at = min(wake_at, due)
                     break
-                # The host reads the bodies of the first rank only, before they are needed.
-                if level is first and self._letter_waits(head, effects):
-                    break
                 if not self._drop_expired(level, head.over(meta.now_ms), effects, whole=whole):
                     return
         if wake_at < NEVER:
             effects.wake_at = wake_at
-
-    def _letter_waits(self, head: Run, effects: Effects) -> bool:
-        """True if an expired head becomes a dead letter whose body must be read first."""
-        if not effects.in_memory or head.contents is not None or not self.settings.dead_letter:
-            return False
-        effects.paged_out = True
-        return True
 
     def _get(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._use(meta, effects)
@@ -996,9 +1009,9 @@ class Machine:
                 self.record.changed(run.seqs, QUEUED)
             wait = wait_ms(settings, run.attempts, failed=failed) if waits else 0
             if wait:
-                due_ms = min(meta.now_ms + wait, LATEST_MS)
-                effects.delayed.append((due_ms, _as_delivered(run)))
-                self.delay(due_ms, run)
+                for part, due_ms in self._waiting(run, min(meta.now_ms + wait, LATEST_MS)):
+                    effects.delayed.append((due_ms, _as_delivered(part)))
+                    self.delay(due_ms, part)
                 continue
             if strict or waits or limit is not None:
                 effects.returned.append(_as_delivered(run))
@@ -1007,6 +1020,18 @@ class Machine:
             self.ready.put_back(kept)
         if (kept or self.delayed.count) and self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
+
+    def _waiting(self, run: Run, until_ms: int) -> Iterator[tuple[Run, int]]:
+        """Yield messages that came back with the time until which they wait: they expire while they wait."""
+        expires_at = run.expires_at
+        if not self.expires_exactly or expires_at is None or expires_at >= until_ms:
+            yield run, until_ms
+        elif run.deadlines is None:
+            yield run, expires_at
+        else:
+            for single in run.singles():
+                due_ms = single.due
+                yield single, until_ms if due_ms is None else min(until_ms, due_ms)
 
     def delay(self, due_ms: int, run: Run) -> None:
         """Let messages wait until this time: those that came back, or new ones."""

@@ -136,6 +136,10 @@ class Run:
         """Cut off the first `count` messages (fewer than all) and return them."""
         if self.packed is not None:
             self.unpack()
+        return self.split(count)
+
+    def split(self, count: int) -> Run:
+        """As `take`, but what is packed stays packed."""
         front = self._like(self.seqs[:count])
         self.seqs = self.seqs[count:]
         if self.heads is not None:
@@ -155,12 +159,25 @@ class Run:
             front.sizes = self.sizes[:count]
             del self.sizes[:count]
             front.size = sum(front.sizes)
+            if self.packed is not None:
+                at = front.size - len(self.prefix) * count
+                front.packed, front.prefix = self.packed[:at], self.prefix
+                self.packed = self.packed[at:]
         self.size -= front.size
         if count == 1:
             front._be_one()
         if len(self.seqs) == 1:
             self._be_one()
         return front
+
+    def moved(self) -> Run:
+        """Return all of it as another run, and keep no body: something may refer to this one for long."""
+        run = self._like(self.seqs)
+        run.heads, run.deadlines, run.kinds, run.table = self.heads, self.deadlines, self.kinds, self.table
+        run.contents, run.sizes, run.size = self.contents, self.sizes, self.size
+        run.packed, run.prefix = self.packed, self.prefix
+        self.contents, self.packed, self.ready = None, None, False
+        return run
 
     def _be_one(self) -> None:
         """Drop the columns of a run of one message."""

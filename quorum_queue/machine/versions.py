@@ -36,6 +36,8 @@ node only begins with the newest.
     8   mqd 0.2: operators pause queues, protect them from deletion, and move and purge messages out of their
         middle; queues have message groups
 
+    9   mqd 0.2: messages expire at their time, wherever they stand in a queue
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -119,7 +121,10 @@ MESSAGE_GROUPS = 8
 #: Gets may be for the message at a position.
 PICKS = 8
 
-NEWEST = 8
+#: Messages expire behind others, too.
+EXACT_EXPIRY = 9
+
+NEWEST = 9
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -141,6 +146,7 @@ __all__ = [
     "COLUMNS",
     "CONFIRM_LEVELS",
     "DROPS",
+    "EXACT_EXPIRY",
     "FAILURES",
     "FEATURES",
     "FIRST",

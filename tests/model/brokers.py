@@ -358,7 +358,9 @@ class Foreign:
 
     def taken_for_granted(self) -> Broker:
         limit = None if self.product.startswith("rabbitmq-3") else 20
-        return Broker(prompt=False, exact_counts=False, slack_s=0.5, delivery_limit=limit)
+        return Broker(
+            prompt=False, exact_counts=False, expires_anywhere=False, slack_s=0.5, delivery_limit=limit
+        )
 
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         raise AssertionError("no faults here")

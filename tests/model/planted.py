@@ -274,7 +274,7 @@ def _active() -> None:
 @bug("returned-to-the-tail")
 def _tail() -> None:
     """A returned message gets the position of a new one."""
-    from quorum_queue.machine.ready import Level
+    from quorum_queue.machine.order.level import Level
 
     def make(_: Any) -> Any:
         def planted(self: Any, runs: Any) -> None:

@@ -11,7 +11,7 @@ from random import Random
 from typing import Any
 
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.effects import NO_LIMIT, Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -113,14 +113,15 @@ class Reader:
         self.number = number
         self.getter_id = getter_id
 
-    def apply(self, batch: Batch) -> dict[str, Any]:
+    def apply(self, batch: Batch, expires_max: int = NO_LIMIT) -> dict[str, Any]:
         """Apply a batch; return its effects, listed message by message."""
         now, plain = batch
-        effects = Effects()
+        effects = Effects(expires_max=expires_max)
         attached = {consumer.key for consumer in self.machine.consumers.by_key.values()}
         commands = [built for command in plain if (built := self._build(command, attached)) is not None]
         self.machine.apply(Meta(now), commands, effects)
         self.getter_id += 1000
+        check_wake(self.machine, effects.wake_at)
         return told(effects)
 
     def _build(self, command: Plain, attached: set[str]) -> Command | None:
@@ -164,6 +165,15 @@ class Reader:
         return command
 
 
+def check_wake(machine: Machine, wake_at: int | None) -> None:
+    """Check that the machine is woken in time. It may be woken in vain: that depends on what was there."""
+    if not machine.expires_exactly:
+        return
+    due = [run.due_of(index) for run in machine.ready.runs() for index in range(len(run.seqs))]
+    soonest = min([*filter(None, due), *filter(None, [machine.delayed.next_ms])], default=None)
+    assert soonest is None or (wake_at is not None and wake_at <= soonest)
+
+
 def told(effects: Effects) -> dict[str, Any]:
     """The effects, however runs are cut."""
     deliveries: dict[str, list[Plain]] = {}
@@ -185,7 +195,6 @@ def told(effects: Effects) -> dict[str, Any]:
         "settled": sorted(seq for run in effects.settled for seq in run.seqs),
         "returned": [(seq, run.attempts) for run in effects.returned for seq in run.seqs],
         "delayed": [(seq, due, run.attempts) for due, run in effects.delayed for seq in run.seqs],
-        "wake_at": effects.wake_at,
         "more": effects.more,
     }
 

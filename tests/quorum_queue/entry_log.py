@@ -231,7 +231,6 @@ def told(applied: Applied) -> dict[str, Any]:
         "released": sorted(index for entries in applied.released for index in entries),
         "accepted_bytes": applied.accepted_bytes,
         "more": applied.more,
-        "wake_at": applied.wake_at,
     }
 
 

@@ -150,6 +150,7 @@ class ListModel:
             return
         limited = self.settings.max_length is not None or self.settings.max_length_bytes is not None
         if limited and self.settings.overflow != "drop-head":
+            self.expire()
             came = False
             for number, content, head in zip(numbers, contents, heads, strict=True):
                 size = len(content) - attributes.overhead
@@ -367,12 +368,9 @@ class ListModel:
         self.turns = [holder for holder in self.turns if holder not in peers] + peers[cut:] + peers[:cut]
 
     def expire(self) -> None:
-        ranks = sorted({message.level for message in self.ready}, reverse=True)
-        for rank in ranks if self.settings.strict and not self.grouped else [None]:
-            while head := next((each for each in self.ready if rank in (None, each.level)), None):
-                if head.expires_at is None or head.expires_at > self.now:
-                    break
-                self.drop(head, "expired")
+        due = [each for each in self.ready if each.expires_at is not None and each.expires_at <= self.now]
+        for message in due:
+            self.drop(message, "expired")
 
     def hand(self, holder: Holder, message: Message) -> None:
         delivery = holder.next_id, message.seq, message.redelivered, message.attempts, message.acquired
@@ -456,8 +454,11 @@ class ListModel:
             self.became(message, "queued")
             wait = self.wait_of(message, failed)
             if wait:
-                self.let_wait(self.now + wait, message)
-                self.outcome.delayed.append((message.seq, message.attempts, self.now + wait))
+                due = self.now + wait
+                if message.expires_at is not None:
+                    due = min(due, message.expires_at)
+                self.let_wait(due, message)
+                self.outcome.delayed.append((message.seq, message.attempts, due))
                 continue
             if strict or waits or limit is not None:
                 self.outcome.returned.append((message.seq, message.attempts))

@@ -393,7 +393,7 @@ def test_a_dead_letter_that_is_paged_out_is_sent_whole() -> None:
     host = node.host(Settings(dead_letter=True, max_length=4), journalled=True)
     publish(host, numbered(1, 4, 30))
     node.commit()
-    host.machine.ready.levels[0].main[0].page_out()
+    host.machine.ready.levels[0].main.first.page_out()
     host.resident_bytes = node.services.memory.used = 0
     publish(host, numbered(5, 6, 30))
     assert node.letters.taken == [(content, "maxlen") for content in numbered(1, 2, 30)]

@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import ALL_IDS, Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
@@ -16,7 +17,7 @@ from quorum_queue.machine.order.message_groups import gathered, group_of, routin
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots import snapshot
-from tests.quorum_queue.command_log import Reader, random_log, random_settings
+from tests.quorum_queue.command_log import KEYS, Batch, Reader, random_log, random_settings
 
 GROUPED = Settings(group_header="x-group-id")
 ROUTING = b"\x02ex\x03key"
@@ -344,3 +345,16 @@ def test_what_a_consumer_gets_is_sent_together() -> None:
     # What was delivered is still the machine's own.
     held = [run for each in queue.machine.consumers.in_turn() for run in each.checkout.runs]
     assert sum(len(run.contents or []) for run in held) == 12
+
+
+def test_a_queue_that_begins_with_groups_is_restored_with_its_turns() -> None:
+    """Before its version had groups, consumers took turns."""
+    machine = Machine(GROUPED, version=versions.MESSAGE_GROUPS - 1)
+    original = Reader(machine)
+    original.apply((0, [("attach", name, True, 0, 0) for name in KEYS[:3]]))
+    original.apply((0, [("enqueue", 1, 1, 0, None, [ROUTING], 0)]))
+    machine.apply(Meta(0), [("version", versions.NEWEST)], Effects())
+    restored = Reader(snapshot.decode(snapshot.encode(machine)), original.number, original.getter_id)
+    for group in (b"", b"a", b"b", b"c"):
+        batch: Batch = (1, [("enqueue", 1, 1, 0, None, [ROUTING + group], 0)])
+        assert restored.apply(batch) == original.apply(batch)

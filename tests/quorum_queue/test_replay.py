@@ -144,19 +144,19 @@ def test_a_digest_sees_every_field() -> None:
 
     def changes() -> Iterator[Machine]:
         changed = machine()
-        changed.ready.levels[0].returned[0].attempts += 1
+        changed.ready.levels[0].returned.first.attempts += 1
         yield changed
         changed = machine()
-        changed.ready.levels[0].returned[0].redelivered = False
+        changed.ready.levels[0].returned.first.redelivered = False
         yield changed
         changed = machine()
-        changed.ready.levels[0].main[0].head = b"tail"
+        changed.ready.levels[0].main.first.head = b"tail"
         yield changed
         changed = machine()
-        changed.ready.levels[0].main[0].expires_at = 52
+        changed.ready.levels[0].main.first.expires_at = 52
         yield changed
         changed = machine()
-        changed.ready.levels[0].main[0].contents = [b"y", b"longer"]
+        changed.ready.levels[0].main.first.contents = [b"y", b"longer"]
         yield changed
         changed = machine()
         changed.apply(Meta(1), [("pause", "a", False)], Effects())

@@ -27,6 +27,7 @@ from quorum_queue.machine.replicated import (
 )
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.command_log import check_wake
 from tests.quorum_queue.entry_log import random_log, random_settings, told
 
 ROOT = Path(__file__).parents[2]
@@ -98,10 +99,13 @@ def test_a_snapshot_at_every_split(random: Random, entries: int) -> None:
     original = QueueReplica(random_settings(random))
     copies: list[QueueReplica] = []
     for index, data in enumerate(random_log(random, entries), 1):
-        effects = told(original.apply(index, decode_entry(data), OWN))
-        digest = original.digest()
+        applied = original.apply(index, decode_entry(data), OWN)
+        effects, digest = told(applied), original.digest()
+        check_wake(original.machine, applied.wake_at)
         for copy in copies:
-            assert told(copy.apply(index, decode_entry(data), OWN)) == effects
+            applied = copy.apply(index, decode_entry(data), OWN)
+            assert told(applied) == effects
+            check_wake(copy.machine, applied.wake_at)
             assert copy.digest() == digest
             assert copy.machine.ready.bytes == original.machine.ready.bytes
             assert copy.locations.pinned() == original.locations.pinned()

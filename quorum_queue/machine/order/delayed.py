@@ -14,7 +14,7 @@ from typing import Final
 
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
-from quorum_queue.machine.ready import without_positions
+from quorum_queue.machine.order.level import without_positions
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 

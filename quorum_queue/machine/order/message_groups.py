@@ -17,15 +17,17 @@ journals and snapshots, groups go with them.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Reversible
 from heapq import heapify, heappop, heappush, merge
 from operator import attrgetter
 from typing import Final
 from zlib import crc32
 
 from quorum_queue.machine.consumers import NO_KEEPER, Consumer, Consumers, Keeper
-from quorum_queue.machine.ready import Level, Place, Ready, cut_out, without_positions
-from quorum_queue.machine.run import Run
+from quorum_queue.machine.order.level import Level, cut_out, without_expired, without_positions
+from quorum_queue.machine.order.run_list import RunList
+from quorum_queue.machine.ready import Place, Ready
+from quorum_queue.machine.run import NEVER, Run
 
 #: Most messages that are put aside because consumers of their groups have no room, before the queue
 #: looks no further. Where it has looked before, it looks again.
@@ -156,6 +158,7 @@ class GroupedReady(Ready):
         "_main",
         "_parked",
         "_parked_count",
+        "_parked_due",
         "_ripe",
         "_stalled",
         "scanned",
@@ -171,6 +174,8 @@ class GroupedReady(Ready):
         #: Runs of each group that are put aside, as a heap by their first position.
         self._parked: dict[bytes, list[tuple[int, Run]]] = {}
         self._parked_count = 0
+        #: The time before which none of them expires.
+        self._parked_due = NEVER
         #: Groups with parked messages that may be handed out, as a heap by their first position; entries
         #: outlive what they are about, and are passed over.
         self._ripe: list[tuple[int, bytes]] = []
@@ -384,6 +389,8 @@ class GroupedReady(Ready):
     def _park(self, group: bytes, run: Run) -> None:
         start = run.seqs.start
         self._parked_count += len(run.seqs)
+        if run.expires_at is not None and run.expires_at < self._parked_due:
+            self._parked_due = run.expires_at
         self.scanned = max(self.scanned, run.seqs[-1] + 1)
         heap = self._parked.get(group)
         if heap is None:
@@ -499,7 +506,7 @@ class GroupedReady(Ready):
         # What is put aside is in no list of resident runs.
         super().brought_back([run for run in runs if run.ready])
 
-    def put_aside(self) -> list[Sequence[Run]]:
+    def put_aside(self) -> list[Reversible[Run]]:
         return [*super().put_aside(), self._parked_runs()]
 
     def take_positions(self, low: int, high: int) -> list[Run]:
@@ -542,12 +549,53 @@ class GroupedReady(Ready):
         self.bytes -= picked.counted_bytes
         return picked
 
+    def _expired_between(self, low: int, high: int, now_ms: int, taken: list[Run], most: int) -> int:
+        if self._parked_due <= now_ms:
+            self._look_again_at_expired(now_ms)
+        # Some of those put aside may have these positions, too.
+        return min(super()._expired_between(low, high, now_ms, taken, most), self._parked_due)
+
+    def _look_again_at_expired(self, now_ms: int) -> None:
+        """Put messages that have expired back to those that nobody has looked at: which ones were put aside
+        must not show in the order in which they go.
+        """
+        due = NEVER
+        again: list[Run] = []
+        for group, heap in list(self._parked.items()):
+            least = min([NEVER if run.expires_at is None else run.expires_at for _, run in heap])
+            if least > now_ms:
+                due = min(due, least)
+                continue
+            kept: list[tuple[int, Run]] = []
+            for entry in heap:
+                run = entry[1]
+                if run.expires_at is None:
+                    kept.append(entry)
+                    continue
+                left, least = without_expired(
+                    run, 0, len(run.seqs), now_ms, again, run.seqs.stop, self.keeper
+                )
+                for part in left:
+                    part.ready = True
+                    kept.append((part.seqs.start, part))
+                due = min(due, least)
+            if kept:
+                heapify(kept)
+                self._parked[group] = kept
+                self._comes_first(kept[0][0], group)
+            else:
+                del self._parked[group]
+        self._parked_due = due
+        for run in sorted(again, key=_by_position):
+            self._parked_count -= len(run.seqs)
+            self._main.insert(run, 1 << 62)
+
     def _forget_parked(self) -> None:
-        self._parked, self._parked_count = {}, 0
+        self._parked, self._parked_count, self._parked_due = {}, 0, NEVER
         self._ripe, self._first = [], []
         self._stalled.clear()
 
-    def drop_all(self) -> list[deque[Run]]:
+    def drop_all(self) -> list[deque[Run] | RunList]:
         parked = deque(run for heap in self._parked.values() for _, run in heap)
         dropped = super().drop_all()
         self._forget_all()

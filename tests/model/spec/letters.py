@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model.spec.messages import NEVER, Copy, Message, Presence, died
+from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence, died
 from tests.model.spec.queues import Queue
 from tests.model.spec.state import State
 
@@ -79,6 +79,9 @@ class Letters(State):
                 here = Presence.MAYBE
             # Messages of different priorities expire in the order in which they came, or of their priority.
             lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
+            if reason == "expired" and self.broker.expires_anywhere:
+                # So do those of different TTLs, and those that came back.
+                lane += f" {copy.ttl_ms}" if copy.flag is Flag.NO else f" {self.ordinal}"
             # It may have expired long before that is certain.
             sent = copy.sent if reason == "expired" else self.step
             if here is Presence.MAYBE:

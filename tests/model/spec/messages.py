@@ -127,6 +127,8 @@ class Copy:
     letters: list[Copy] = field(default_factory=list)
     choice: Choice | None = None
     doomed: bool = False
+    #: How long it may be in this queue.
+    ttl_ms: int | None = None
     #: It may be a duplicate that the queue does not take.
     repeated: bool = False
     #: It expired when the policy of its queue changed, before or after that.

@@ -191,6 +191,7 @@ class Queue:
         copy.ready_at, copy.repeated = self.vhost.step, seen is not None
         limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
         if limits:
+            copy.ttl_ms = min(limits)
             copy.expiry = (self.vhost.sent_at + min(limits) / 1000, float("inf"))
         self.copies.append(copy)
         identity = message.headers.get("x-deduplication-id")
@@ -257,20 +258,21 @@ class Queue:
             self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
 
     def tick(self) -> None:
-        """Time goes on: messages at the head expire; with priorities, behind no other message."""
+        """Time goes on: messages expire; in some brokers only those behind no other message."""
         now = self.vhost.now
         if not any(copy.expiry and copy.ready for copy in self.copies):
             return
         # While its node is down nothing expires, and it may be lost with the node.
         clear = self.reachable and self.certain
         for copy in self.line():
+            anywhere = self.vhost.broker.expires_anywhere
             if not copy.may_have_expired(now):
-                if copy.presence is Presence.SURE and not self.racing:
+                if copy.presence is Presence.SURE and not self.racing and not anywhere:
                     break
-                clear = False
+                clear = clear and anywhere
                 continue
             certain = clear and copy.has_expired(now) and copy.arrived is not None and not self.racing
-            clear = clear and certain
+            clear = clear and (certain or anywhere)
             self.vhost.dead_letter(self, copy, "expired", certain=certain)
 
     # -- departures ------------------------------------------------------------------------------------------
