@@ -20,7 +20,8 @@ Commands are tuples whose first field names them:
     ("fail", key, low, high)                          the same, and their delivery counts as failed
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer; from
-                                                      versions.PICKS on it may want the one at a position
+                                                      versions.PICKS on it may want the one at a position,
+                                                      from versions.CANCELS on one that waits
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        a client used the queue: its lease starts anew
     ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
@@ -889,12 +890,27 @@ class Machine:
     def _pick(self, meta: Meta, consumer: Consumer, effects: Effects) -> None:
         """Hand out the message at the position that this getter wants, if it is ready."""
         picked, position = None, consumer.position
-        if self.version >= versions.PICKS and position < self.held_from:
+        if consumer.due_ms:
+            picked = self._pick_waiting(meta, consumer)
+        elif self.version >= versions.PICKS and position < self.held_from:
             picked = self.ready.pick(position, meta.now_ms)
         if picked is None:
             effects.got_nothing.append(consumer.key)
         else:
             self._hand(consumer if consumer.no_ack else self.consumers.known(consumer), picked, effects)
+
+    def _pick_waiting(self, meta: Meta, consumer: Consumer) -> Run | None:
+        """Take the message that this getter wants out of those that wait. Coming back, it waits again."""
+        if self.version < versions.CANCELS:
+            return None
+        picked = self.delayed.pick(consumer.due_ms, consumer.position, meta.now_ms)
+        if picked is not None:
+            if not picked.waits_until:
+                self._unblock([picked])
+            picked.waits_until = consumer.due_ms
+            if not self.delayed.count:
+                self.delayed = NO_DELAYED
+        return picked
 
     # -- settling --------------------------------------------------------------------------------------------
 
@@ -955,21 +971,27 @@ class Machine:
         consumer = self.consumers.by_key.get(command[1])
         runs = self._take(command, effects)
         if consumer is not None and consumer.position:
-            self._put_picked(runs, effects)
+            self._put_picked(meta, runs, effects)
         else:
             self._give_back(meta, runs, effects, failed=failed)
 
-    def _put_picked(self, runs: list[Run], effects: Effects) -> None:
+    def _put_picked(self, meta: Meta, runs: list[Run], effects: Effects) -> None:
         """Put picked messages back to their places: nobody has seen them."""
         for run in runs:
             if self.frozen.active:
                 self.frozen.keep(run)
             if self.record is not None:
                 self.record.changed(run.seqs, QUEUED)
+            due_ms = run.waits_until
             if run.redelivered:
+                # It waits for a retry; see `_end_waits`.
+                run.waits_until = 0
+            if due_ms > meta.now_ms:
+                self.delay(due_ms, run)
+            elif run.redelivered:
                 self.ready.put_back([run])
             else:
-                self.ready.insert(run, self.held_from)
+                self._put(meta, run)
         if runs and self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
 
@@ -983,6 +1005,8 @@ class Machine:
             if self.frozen.active:
                 self.frozen.keep(run)
             run.redelivered = True
+            # It was picked while it waited, and its ack belonged to a transaction that came to nothing.
+            run.waits_until = 0
             if strict:
                 run.acquired += 1
             if strict or waits:
@@ -1278,7 +1302,7 @@ class Machine:
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
             if consumer.position:
-                self._put_picked(runs, effects)
+                self._put_picked(meta, runs, effects)
             else:
                 self._give_back(meta, runs, effects, failed=failed)
         self.consumers.by_key.pop(key, None)

@@ -100,12 +100,12 @@ class Level:
     def insert(self, run: Run, apart_from: int) -> None:
         """Put messages that were never delivered to their positions, which others may have passed."""
         main, start = self.main, run.seqs.start
-        if not main or _last(main[-1]) < start:
+        if not main or last_position(main[-1]) < start:
             self.push(run, apart_from)
             return
         at = bisect_left(main, start, key=_by_position)
         before = main[at - 1] if at else None
-        if before is not None and _last(before) > start:
+        if before is not None and last_position(before) > start:
             # The positions of the two never overlap: this run lies between two messages of the other.
             if before.packed is not None:
                 before.unpack()
@@ -152,7 +152,7 @@ class Level:
         for run in pool:
             run.ready = True
         returned = self.returned
-        if len(pool) == 1 and returned and _last(returned[-1]) < pool[0].seqs.start:
+        if len(pool) == 1 and returned and last_position(returned[-1]) < pool[0].seqs.start:
             # Many single returns come in order; sorting each time would take quadratic time.
             if self.keeper.active:
                 self.keeper.keep(returned[-1])
@@ -203,8 +203,8 @@ class Level:
         """Put one run among the many that were returned before it."""
         returned = self.returned
         at = bisect_left(returned, run.seqs.start, key=_by_position)
-        fits_before = at == 0 or _last(returned[at - 1]) < run.seqs.start
-        if fits_before and (at == len(returned) or _last(run) < returned[at].seqs.start):
+        fits_before = at == 0 or last_position(returned[at - 1]) < run.seqs.start
+        if fits_before and (at == len(returned) or last_position(run) < returned[at].seqs.start):
             returned.insert(at, run)
             return
         self.returned = deque(_disjoint(sorted([*returned, run], key=_by_position)))
@@ -256,7 +256,7 @@ class Level:
         """
         for runs in (self.returned, self.main):
             if in_order or runs is self.main:
-                at = bisect_left(runs, position, key=_last)
+                at = bisect_left(runs, position, key=last_position)
             else:
                 at = next((at for at, run in enumerate(runs) if position in run.seqs), len(runs))
             if at == len(runs) or position not in runs[at].seqs:
@@ -325,11 +325,12 @@ def without_positions(
 
 
 def _behind(runs: deque[Run], position: int) -> Iterator[tuple[Run, int]]:
-    for run in islice(runs, bisect_right(runs, position, key=_last), None):
+    for run in islice(runs, bisect_right(runs, position, key=last_position), None):
         yield run, run.within(0, position)[1]
 
 
-def _last(run: Run) -> int:
+def last_position(run: Run) -> int:
+    """Return the position of its last message."""
     return run.seqs[-1]
 
 

@@ -14,10 +14,12 @@ from typing import Final
 
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
-from quorum_queue.machine.ready import without_positions
+from quorum_queue.machine.ready import cut_out, last_position, without_positions
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 
+#: The heap may have so many times without messages, or as many as there are with messages.
+EMPTY_TIMES_MAX: Final = 64
 #: Doubling ends here: no wait is longer than ten years.
 DOUBLINGS_MAX: Final = 40
 
@@ -37,13 +39,15 @@ def wait_ms(settings: Settings, attempts: int, *, failed: bool) -> int:
 class Delayed:
     """The waiting messages of a queue."""
 
-    __slots__ = ("_at", "_times", "bytes", "count", "keeper")
+    __slots__ = ("_at", "_in_order", "_times", "bytes", "count", "keeper")
 
     def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
         self.keeper = keeper
         #: The times at which messages are due (ms), as a heap, and the messages of each, in the order in
-        #: which they came.
+        #: which they came. The heap also has times of which all messages were picked, but not as the first.
         self._times: list[int] = NO_LIST
+        #: True if the heap is a sorted list.
+        self._in_order = False
         self._at: dict[int, list[Run]] = NO_DICT
         self.count = self.bytes = 0
 
@@ -54,7 +58,7 @@ class Delayed:
 
     @property
     def last_ms(self) -> int | None:
-        return max(self._times) if self._times else None
+        return max(self._at) if self._at else None
 
     def add(self, due_ms: int, run: Run) -> None:
         self.count += len(run.seqs)
@@ -64,6 +68,7 @@ class Delayed:
         runs = self._at.get(due_ms)
         if runs is None:
             heappush(self._times, due_ms)
+            self._in_order = False
             self._at[due_ms] = [run]
             return
         if self.keeper.active:
@@ -83,6 +88,8 @@ class Delayed:
                 del runs[:room]
             else:
                 del self._at[heappop(self._times)]
+                self._in_order = False
+                self._forget_empty()
         self._taken(taken)
         return taken
 
@@ -91,9 +98,39 @@ class Delayed:
             self.count -= len(run.seqs)
             self.bytes -= run.counted_bytes
 
+    def pick(self, due_ms: int, position: int, now_ms: int) -> Run | None:
+        """Take the message at this position that is due at this time, unless it has expired."""
+        runs = self._at.get(due_ms, NO_LIST)
+        # Nearly always they are in the order of their positions.
+        at = bisect_left(runs, position, key=last_position)
+        if at == len(runs) or position not in runs[at].seqs:
+            at = next((at for at, run in enumerate(runs) if position in run.seqs), len(runs))
+        if at == len(runs):
+            return None
+        index = runs[at].within(0, position)[1] - 1
+        expires_at = runs[at].due_of(index)
+        if expires_at is not None and expires_at <= now_ms:
+            return None
+        picked, runs[at : at + 1] = cut_out(runs[at], index, self.keeper)
+        if not runs:
+            del self._at[due_ms]
+            if len(self._times) > 2 * len(self._at) + EMPTY_TIMES_MAX:
+                self._times = sorted(self._at)
+            self._forget_empty()
+        self._taken([picked])
+        return picked
+
+    def _forget_empty(self) -> None:
+        """Let the first time be one at which messages are due."""
+        while self._times and self._times[0] not in self._at:
+            heappop(self._times)
+            self._in_order = False
+        if not self._times:
+            self._times, self._at = NO_LIST, NO_DICT
+
     def items(self) -> Iterator[tuple[int, Run]]:
         """Yield all runs with the times at which they are due, in order."""
-        for due_ms in sorted(self._times):
+        for due_ms in sorted(self._at):
             for run in self._at[due_ms]:
                 yield due_ms, run
 
@@ -104,10 +141,15 @@ class Delayed:
         """
         # A sorted list is a heap, too.
         times = self._times
-        if times:
+        if times and not self._in_order:
             times.sort()
+            self._in_order = True
+        before = 0
         for at in range(bisect_left(times, due_ms), len(times)):
-            runs, first = self._at[times[at]], 0
+            if times[at] == before or times[at] not in self._at:
+                continue
+            before = times[at]
+            runs, first = self._at[before], 0
             if times[at] == due_ms:
                 for index, run in enumerate(runs):
                     if position in run.seqs:
@@ -125,13 +167,13 @@ class Delayed:
 
     def lists(self) -> Iterator[list[Run]]:
         """Yield the runs of each time, those that are due last first."""
-        for due_ms in sorted(self._times, reverse=True):
+        for due_ms in sorted(self._at, reverse=True):
             yield self._at[due_ms]
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions."""
         taken: list[Run] = []
-        for due_ms in sorted(self._times):
+        for due_ms in sorted(self._at):
             left = list(without_positions(self._at[due_ms], low, high, taken, self.keeper))
             if left:
                 self._at[due_ms] = left
