@@ -6,7 +6,8 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -16,8 +17,8 @@ from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import AMQPError, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.messages.by_hand import read_stream, require_read
-from amqp_server.management.messages.conditions import Conditions, Message, wanted
-from amqp_server.management.request.answer import bad_request, known, plain, refusal_of
+from amqp_server.management.messages.conditions import Conditions, Message, message_id_of, since_ms, wanted
+from amqp_server.management.request.answer import bad_request, known, plain, refusal_of, refusing
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import Instead, ask_node
 from amqp_server.management.request.payloads import PIECE_BYTES
@@ -53,6 +54,8 @@ class Query(Conditions, kw_only=True):
     encoding: Literal["auto", "base64", "typed"] = "auto"
     #: True: behind the ready messages also those that wait, with the time at which they are `due`.
     waiting: bool = False
+    #: Of another node: message-ids in hexadecimal digits, of which a message must have one, with commas.
+    ids: str | None = None
 
 
 async def peek(call: Call) -> Any:
@@ -73,7 +76,9 @@ async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
         raise bad_request(
             f"queue '{queue.name}' is a consumer group, which has no messages: look at its stream"
         )
-    wants = list(wanted(asked))
+    wants = list(wanted(asked, call.broker.clock.wall_ms()))
+    if asked.ids is not None:
+        wants.append(_named(asked.ids))
     if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
         return await _ask_others(call, queue, asked)
     try:
@@ -121,8 +126,7 @@ async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]
     if asked.after:
         if not _PLACE.fullmatch(asked.after) or (asked.after.startswith("-") and not asked.waiting):
             raise bad_request("after must be the place of a message, such as 0.17")
-        level, _, position = asked.after.partition(".")
-        place = Place(int(level), int(position))
+        place = place_of(asked.after)
     host = host_of(call.broker, queue)
     peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting)
     answers = await answers_of(call.broker.turn, peek, ANSWER_S)
@@ -136,10 +140,23 @@ async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]
     return _messages(call, host, found)
 
 
+def place_of(text: str) -> Place:
+    """Return the place of a message from its text."""
+    level, _, position = text.partition(".")
+    return Place(int(level), int(position))
+
+
+def _named(ids: str) -> Callable[[Message], bool]:
+    with refusing(ValueError):
+        wanted_ids = frozenset(bytes.fromhex(each) for each in ids.split(","))
+    return lambda message: message_id_of(message.header()) in wanted_ids
+
+
 def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message]:
+    now_ms = call.broker.clock.wall_ms()
     for seen in found:
         run = seen.run
-        due = None if seen.level >= 0 else call.broker.clock.wall_ms() + host.ms_until(-seen.level)
+        due = None if seen.level >= 0 else now_ms + host.ms_until(-seen.level)
         for index, (place, item) in enumerate(zip(seen.places(), run.contents or (), strict=True)):
             payload, body = content.split(item)
             head = run.head_of(index)
@@ -152,7 +169,13 @@ def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message
                 partial(content.Properties.parse, payload, checked=True),
                 body,
                 due,
+                partial(_came_ms, host, place.position, now_ms),
             )
+
+
+def _came_ms(host: Host, position: int, now_ms: int) -> int | None:
+    came_ms = host.came_ms(position)
+    return None if came_ms is None else now_ms + host.ms_until(came_ms)
 
 
 async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
@@ -171,6 +194,9 @@ async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message
         return True
 
     start: object = int(after) + 1 if after else "first"
+    since = since_ms(asked, call.broker.clock.wall_ms())
+    if since is not None and not after:
+        start = datetime.fromtimestamp(max(since // 1000, 0), UTC)
     found = await read_stream(
         call.broker, queue.vhost.name, queue.name, {"x-stream-offset": start}, count, takes, call.slices.rest
     )
