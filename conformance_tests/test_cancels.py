@@ -187,6 +187,15 @@ def test_waiting_messages_are_moved_and_purged_if_asked_for(
     assert waiting(api, queue) == ["c"]
 
 
+def test_what_waits_is_in_a_stream_at_once(ch: BlockingChannel, api: Api, name: Name) -> None:
+    queue, log = declare(ch, name("q")), name("log")
+    ch.queue_declare(log, durable=True, arguments={"x-queue-type": "stream"})
+    ch.confirm_delivery()
+    fill(ch, queue, "ab")
+    assert ask(api, "POST", queue, "move", {"destination": log, "waiting": True})["moved"] == 2
+    assert [row["payload"] for row in ask(api, "GET", log, "peek?since=1h")["messages"]] == ["a", "b"]
+
+
 @KINDS
 def test_waiting_dead_letters_are_redriven(ch: BlockingChannel, api: Api, name: Name, kind: str) -> None:
     dead = declare(ch, name("dead"), kind, delayed_retry_type="all", delayed_retry_min=600)

@@ -216,10 +216,7 @@ class Machine:
         if self.delayed.count:
             self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)
-        if self.delayed.count:
-            next_ms = self.delayed.next_ms
-            if next_ms is not None and (effects.wake_at is None or next_ms < effects.wake_at):
-                effects.wake_at = next_ms
+        self._wake_for_waits(effects)
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return
@@ -230,8 +227,14 @@ class Machine:
             self._drop_over_limit(effects)
             if self.ready.count != before:
                 self._expire(meta, effects)
+                self._wake_for_waits(effects)
         if self.grouped is not None and self.grouped.may_go_on:
             effects.more = True
+
+    def _wake_for_waits(self, effects: Effects) -> None:
+        next_ms = self.delayed.next_ms
+        if next_ms is not None and (effects.wake_at is None or next_ms < effects.wake_at):
+            effects.wake_at = next_ms
 
     def oldest_age_ms(self, now_ms: int) -> int | None:
         """Return the age of the oldest ready message, or somewhat more (see arrivals); None if there is none.

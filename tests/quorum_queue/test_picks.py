@@ -8,6 +8,8 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.ready import Place
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 
@@ -138,6 +140,14 @@ def test_what_was_picked_while_it_waited_goes_on_waiting(end: str, strict: bool)
     assert sorted(order(machine)) == [*((seq, False) for seq in (1, 2, 3, 4, 5)), (6, True)]
 
 
+def test_a_queue_wakes_for_the_next_wait_although_it_drops_messages() -> None:
+    machine = Machine(Settings(max_length=3, overflow="drop-head", message_ttl_ms=100))
+    apply(machine, delayed(1, 10, 3), delayed(4, 20))
+    effects = apply(machine, ("tick",), now_ms=10)
+    # Those that are left expire later.
+    assert (machine.ready.count, machine.delayed.count, effects.wake_at) == (2, 1, 20)
+
+
 def test_what_waited_is_ready_if_it_comes_back_after_its_time() -> None:
     machine = Machine(Settings())
     apply(machine, delayed(1, 10), delayed(2, 10), delayed(3, 10))
@@ -169,6 +179,21 @@ def test_times_of_picked_messages_are_forgotten() -> None:
     assert seen == [(due_ms, seq) for due_ms, seq, _ in waits(machine)] and len(seen) == 102
     apply(machine, ("tick",), now_ms=1000)
     assert machine.ready.count == 102
+
+
+@pytest.mark.parametrize("size", [1, 4, 12])
+def test_a_look_goes_on_where_it_was_though_its_last_message_was_picked(size: int) -> None:
+    machine = Machine(Settings())
+    for number in range(1, 13):
+        apply(machine, delayed(number, 10 + number // 9 * 10))
+    seen: list[int] = []
+    place = Place(-1, 0)
+    while found := peek(machine, place, size, 1 << 20, waiting=True):
+        places = [place for each in found for place in each.places()]
+        seen += [each.position for each in places]
+        place = places[-1]
+        apply(machine, waiting_pick(-place.level, place.position), ("settle", PICKER, 0, 9999))
+    assert seen == list(range(1, 13))
 
 
 def test_members_before_cancels_pick_nothing_that_waits() -> None:

@@ -128,6 +128,10 @@ class CancelTarget(DirectTarget):
         payload, body = content.split(item)
         properties = content.Properties.parse(payload, checked=True)
         reply_to = properties.text("reply_to")
+        if origin is not None and getattr(origin, "of_commit", False):
+            # A commit neither waits for a search, nor fails because it finds nothing.
+            origin.confirmed(number, number)
+            origin = None
 
         def done(answer: Answer) -> None:
             if reply_to:

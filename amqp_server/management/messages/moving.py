@@ -163,9 +163,7 @@ async def matching(
         raise bad_request(f"queue '{queue.name}' is a stream: its messages stay")
     if count is not None and not 1 <= count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    needed = versions.CANCELS if waiting or "since" in given(asked) else versions.PICKS
-    if call.broker.replication.version < needed:
-        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
+    _require(call, versions.CANCELS if waiting or asked.since is not None else versions.PICKS)
     query = peeking.Query(
         after=after, count=peeking.COUNT_MAX, truncate=0, waiting=waiting, ids=ids, **given(asked)
     )
@@ -175,6 +173,11 @@ async def matching(
         rows = rows[:count]
         end = rows[-1]["place"]
     return Part([(peeking.place_of(row["place"]), row.get("due")) for row in rows], page["looked_at"], end)
+
+
+def _require(call: Call, version: int) -> None:
+    if call.broker.replication.version < version:
+        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
 
 
 Places = Sequence[tuple[Place, int | None]]
@@ -221,6 +224,8 @@ async def redrive(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(RedriveRequest)
     queue = _source(call, vhost, name)
+    if asked.waiting:
+        _require(call, versions.CANCELS)
     count = await _to_move(call, queue, asked.count)
     moved, kept = await redrive_messages(call.parts, vhost, name, count)
     if asked.waiting:

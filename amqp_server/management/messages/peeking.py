@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -77,10 +77,10 @@ async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
             f"queue '{queue.name}' is a consumer group, which has no messages: look at its stream"
         )
     wants = list(wanted(asked, call.broker.clock.wall_ms()))
-    if asked.ids is not None:
-        wants.append(_named(asked.ids))
     if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
         return await _ask_others(call, queue, asked)
+    if asked.ids is not None:
+        return await _look_for(call, queue, asked, asked.ids)
     try:
         found = await (_of_stream if queue.type.is_stream else _of_queue)(call, queue, asked)
     except AMQPError as error:
@@ -122,22 +122,26 @@ async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
 
 
 async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
+    host = host_of(call.broker, queue)
+    return _messages(call, host, await _seen(call, host, queue, asked))
+
+
+async def _seen(call: Call, host: Host, queue: Queue, asked: Query) -> list[Seen]:
     place = HEAD
     if asked.after:
         if not _PLACE.fullmatch(asked.after) or (asked.after.startswith("-") and not asked.waiting):
             raise bad_request("after must be the place of a message, such as 0.17")
         place = place_of(asked.after)
-    host = host_of(call.broker, queue)
     peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting)
     answers = await answers_of(call.broker.turn, peek, ANSWER_S)
     if not answers:
         raise Unavailable(f"queue '{queue.name}' has not answered in {ANSWER_S:g} s; try again")
-    found = answers[0]
+    found: list[Seen] | Refused = answers[0]
     if isinstance(found, Refused):
         raise Unavailable(f"queue '{queue.name}': {found.text}")
     # Their copies, and as much again for the answer.
     call.held.add(2 * sum(each.run.size for each in found))
-    return _messages(call, host, found)
+    return found
 
 
 def place_of(text: str) -> Place:
@@ -146,10 +150,23 @@ def place_of(text: str) -> Place:
     return Place(int(level), int(position))
 
 
-def _named(ids: str) -> Callable[[Message], bool]:
+async def _look_for(call: Call, queue: Queue, asked: Query, ids: str) -> dict[str, Any]:
+    """As `look`, for messages with one of these ids: most others are passed over unread."""
     with refusing(ValueError):
-        wanted_ids = frozenset(bytes.fromhex(each) for each in ids.split(","))
-    return lambda message: message_id_of(message.header()) in wanted_ids
+        sought = [bytes.fromhex(each) for each in ids.split(",")]
+    rows: list[dict[str, Any]] = []
+    looked_at, last = 0, None
+    host = host_of(call.broker, queue)
+    for seen in await _seen(call, host, queue, asked):
+        await call.slices.rest()
+        looked_at, last = looked_at + len(seen.run.seqs), f"{seen.level}.{seen.run.seqs[-1]}"
+        for index, item in enumerate(seen.run.contents or ()):
+            if not any(each in item for each in sought):
+                continue
+            for message in _messages(call, host, [Seen(seen.level, seen.run.part(index, index + 1))]):
+                if message_id_of(message.header()) in sought:
+                    rows.append(await _row(call, message, asked))
+    return {"messages": rows, "looked_at": looked_at, "next": last}
 
 
 def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message]:

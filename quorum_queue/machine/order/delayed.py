@@ -10,6 +10,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
 from heapq import heappop, heappush
+from itertools import pairwise
 from typing import Final
 
 from quorum_queue.empty import NO_DICT, NO_LIST
@@ -101,10 +102,7 @@ class Delayed:
     def pick(self, due_ms: int, position: int, now_ms: int) -> Run | None:
         """Take the message at this position that is due at this time, unless it has expired."""
         runs = self._at.get(due_ms, NO_LIST)
-        # Nearly always they are in the order of their positions.
-        at = bisect_left(runs, position, key=last_position)
-        if at == len(runs) or position not in runs[at].seqs:
-            at = next((at for at, run in enumerate(runs) if position in run.seqs), len(runs))
+        at = _index_of(runs, position)
         if at == len(runs):
             return None
         index = runs[at].within(0, position)[1] - 1
@@ -136,8 +134,8 @@ class Delayed:
 
     def behind(self, due_ms: int, position: int) -> Iterator[tuple[int, Run, int]]:
         """Yield the runs behind a message that was seen before, with the times at which they are due, and the
-        index of the first message in each that is meant. If that message is gone, so are those before it that
-        were due at the same time.
+        index of the first message in each that is meant. If that message is gone, those that are due at the
+        same time all come again, unless they are in the order of their positions.
         """
         # A sorted list is a heap, too.
         times = self._times
@@ -151,10 +149,10 @@ class Delayed:
             before = times[at]
             runs, first = self._at[before], 0
             if times[at] == due_ms:
-                for index, run in enumerate(runs):
-                    if position in run.seqs:
-                        runs, first = runs[index:], run.within(0, position)[1]
-                        break
+                index = _index_behind(runs, position)
+                runs = runs[index:]
+                if runs:
+                    first = runs[0].within(0, position)[1]
             for run in runs:
                 if first < len(run.seqs):
                     yield times[at], run, first
@@ -196,6 +194,24 @@ class Delayed:
         self._times, self._at = NO_LIST, NO_DICT
         self.count = self.bytes = 0
         return taken
+
+
+def _index_of(runs: list[Run], position: int) -> int:
+    """Return which run has the message at this position; their number if none has."""
+    # Nearly always they are in the order of their positions.
+    at = bisect_left(runs, position, key=last_position)
+    if at < len(runs) and position in runs[at].seqs:
+        return at
+    return next((at for at, run in enumerate(runs) if position in run.seqs), len(runs))
+
+
+def _index_behind(runs: list[Run], position: int) -> int:
+    """Return the first run with messages behind this position."""
+    index = _index_of(runs, position)
+    if index < len(runs):
+        return index
+    in_order = all(last_position(run) < later.seqs.start for run, later in pairwise(runs))
+    return bisect_left(runs, position, key=last_position) if in_order else 0
 
 
 #: For queues in which no message waits. Nothing is ever added to it.
