@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import ALL_IDS, Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
@@ -344,3 +345,25 @@ def test_what_a_consumer_gets_is_sent_together() -> None:
     # What was delivered is still the machine's own.
     held = [run for each in queue.machine.consumers.in_turn() for run in each.checkout.runs]
     assert sum(len(run.contents or []) for run in held) == 12
+
+
+@pytest.mark.parametrize("first", ["one", "two", "three"])
+def test_several_may_have_had_a_group_before_the_queue_had_groups(first: str) -> None:
+    """Then a restored member must go on like all others."""
+    queue = Queue()
+    queue.machine = Machine(GROUPED, version=versions.MESSAGE_GROUPS - 1)
+    for name in ("two", "one", "three"):
+        queue.consume(name, prefetch=1)
+        queue.publish("aa" if name == "two" else "a")
+    queue.apply(("version", versions.NEWEST))
+    restored = Queue()
+    for name in (first, *(each for each in ("one", "two", "three") if each != first)):
+        # It holds nothing from now on.
+        queue.apply(("pause", name, True), ("settle", name, 0, ALL_IDS))
+        restored.machine = snapshot.decode(snapshot.encode(queue.machine))
+        for each in ("one", "two", "three"):
+            more = ("prefetch", each, 3)
+            assert told(restored.apply(more)) == told(queue.apply(more)), (name, each)
+            assert snapshot.digest(restored.machine) == snapshot.digest(queue.machine)
+            queue.publish("a")
+            restored.publish("a")
