@@ -12,6 +12,7 @@ import msgspec
 from amqp_server.broker.pattern import compile_filter
 from amqp_server.management.messages.by_hand import properties_of
 from amqp_server.management.request.answer import bad_request, plain, refusing
+from amqp_server.management.request.call import Call
 from amqp_server.wire import content
 
 PATTERN_BYTES_MAX = 256
@@ -61,6 +62,12 @@ def given(asked: Conditions) -> dict[str, Any]:
     """Return the conditions that are set, by their names."""
     conditions = {name: getattr(asked, name) for name in Conditions.__struct_fields__}
     return {name: value for name, value in conditions.items() if value is not None}
+
+
+def require_version(call: Call, version: int) -> None:
+    """Refuse a request that nodes of earlier versions would not understand."""
+    if call.broker.replication.version < version:
+        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
 
 
 def since_ms(asked: Conditions, now_ms: int) -> int | None:

@@ -16,7 +16,7 @@ from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got
 from amqp_server.management.messages import peeking
 from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_blocked, require_read
-from amqp_server.management.messages.conditions import Conditions, Message, given, wanted
+from amqp_server.management.messages.conditions import Conditions, Message, given, require_version, wanted
 from amqp_server.management.request.answer import bad_request, known, not_found
 from amqp_server.management.request.call import Call
 from quorum_queue.machine import versions
@@ -163,7 +163,7 @@ async def matching(
         raise bad_request(f"queue '{queue.name}' is a stream: its messages stay")
     if count is not None and not 1 <= count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    _require(call, versions.CANCELS if waiting or asked.since is not None else versions.PICKS)
+    require_version(call, versions.CANCELS if waiting else versions.PICKS)
     query = peeking.Query(
         after=after, count=peeking.COUNT_MAX, truncate=0, waiting=waiting, ids=ids, **given(asked)
     )
@@ -173,11 +173,6 @@ async def matching(
         rows = rows[:count]
         end = rows[-1]["place"]
     return Part([(peeking.place_of(row["place"]), row.get("due")) for row in rows], page["looked_at"], end)
-
-
-def _require(call: Call, version: int) -> None:
-    if call.broker.replication.version < version:
-        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
 
 
 Places = Sequence[tuple[Place, int | None]]
@@ -225,7 +220,7 @@ async def redrive(call: Call) -> Any:
     asked = call.read(RedriveRequest)
     queue = _source(call, vhost, name)
     if asked.waiting:
-        _require(call, versions.CANCELS)
+        require_version(call, versions.CANCELS)
     count = await _to_move(call, queue, asked.count)
     moved, kept = await redrive_messages(call.parts, vhost, name, count)
     if asked.waiting:

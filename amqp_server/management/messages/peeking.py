@@ -17,13 +17,21 @@ from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import AMQPError, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.messages.by_hand import read_stream, require_read
-from amqp_server.management.messages.conditions import Conditions, Message, message_id_of, since_ms, wanted
+from amqp_server.management.messages.conditions import (
+    Conditions,
+    Message,
+    message_id_of,
+    require_version,
+    since_ms,
+    wanted,
+)
 from amqp_server.management.request.answer import bad_request, known, plain, refusal_of, refusing
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import Instead, ask_node
 from amqp_server.management.request.payloads import PIECE_BYTES
 from amqp_server.management.resources.queues import home_of, host_of, members_of, online
 from amqp_server.wire import content, tables, typed
+from quorum_queue.machine import versions
 from quorum_queue.machine.peeking import Seen
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.ports import Host, Refused
@@ -76,6 +84,9 @@ async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
         raise bad_request(
             f"queue '{queue.name}' is a consumer group, which has no messages: look at its stream"
         )
+    if asked.since is not None or asked.message_id is not None or asked.ids is not None:
+        # Another node may have to look.
+        require_version(call, versions.CANCELS)
     wants = list(wanted(asked, call.broker.clock.wall_ms()))
     if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
         return await _ask_others(call, queue, asked)

@@ -165,6 +165,7 @@ async def test_conditions_wait_for_the_last_node(
         ("old/move", {"destination": "new", "waiting": True}),
         ("old/redrive", {"waiting": True}),
         ("old/cancel", {"message_id": "x"}),
+        ("old/copy", {"destination": "new", "message_id": "x"}),
     )
     for path, given in asked:
         answer = await client.post(f"queues/%2F/{path}", json=given)
