@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from quorum_queue.machine import versions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.order import due_times
 from quorum_queue.machine.peeking import peek
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.run import Attributes, Run
@@ -173,7 +176,7 @@ def test_times_of_picked_messages_are_forgotten() -> None:
         if number % 10:
             apply(machine, waiting_pick(number, number), ("settle", PICKER, 0, 9999))
         assert machine.delayed.next_ms == min(due for due, *_ in waits(machine))
-    assert len(machine.delayed._times) <= 2 * 100 + 64
+    assert len(list(machine.delayed._times)) == 100
     apply(machine, delayed(1001, 15), delayed(1002, 15))
     seen = [(due_ms, seq) for due_ms, run, _ in machine.delayed.behind(0, 0) for seq in run.seqs]
     assert seen == [(due_ms, seq) for due_ms, seq, _ in waits(machine)] and len(seen) == 102
@@ -201,3 +204,24 @@ def test_members_before_cancels_pick_nothing_that_waits() -> None:
     apply(machine, delayed(1, 10), ("enqueue", Run(range(1), [b"2"], b"q"), None, 2))
     assert apply(machine, waiting_pick(10, 1), waiting_pick(10, 2)).got_nothing == [PICKER] * 2
     assert (machine.ready.count, machine.delayed.count) == (1, 1)
+
+
+def test_very_many_times_are_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(due_times, "LENGTH_MAX", 8)
+    chance, times = Random(1), due_times.DueTimes()
+    there: set[int] = set()
+    for _ in range(5_000):
+        time_ms = chance.randrange(400)
+        if time_ms in there and chance.random() < 0.8:
+            times.remove(time_ms)
+            there.remove(time_ms)
+        elif time_ms not in there:
+            times.add(time_ms)
+            there.add(time_ms)
+        expected = sorted(there)
+        assert list(times) == expected and bool(times) is bool(there)
+        assert (times.first, times.last) == ((expected[0], expected[-1]) if expected else (None, None))
+        assert list(times.since(200)) == [each for each in expected if each >= 200]
+    for time_ms in sorted(there):
+        times.remove(time_ms)
+    assert not times and list(times.since(0)) == []

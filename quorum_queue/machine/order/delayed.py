@@ -1,6 +1,6 @@
 """Messages that wait before they are delivered: those that came back, and new ones whose publisher wants it.
 
-Messages that are due at the same time are one list of runs, and a heap has these times: no message has a
+Messages that are due at the same time are one list of runs, and these times are in order: no message has a
 timer of its own.
 """
 
@@ -9,18 +9,18 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator
-from heapq import heappop, heappush
 from itertools import pairwise
 from typing import Final
 
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
+from quorum_queue.machine.order.due_times import DueTimes
 from quorum_queue.machine.ready import cut_out, last_position, without_positions
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 
-#: The heap may have so many times without messages, or as many as there are with messages.
-EMPTY_TIMES_MAX: Final = 64
+#: Nothing is ever added to it.
+NO_TIMES: Final = DueTimes()
 #: Doubling ends here: no wait is longer than ten years.
 DOUBLINGS_MAX: Final = 40
 
@@ -40,36 +40,33 @@ def wait_ms(settings: Settings, attempts: int, *, failed: bool) -> int:
 class Delayed:
     """The waiting messages of a queue."""
 
-    __slots__ = ("_at", "_in_order", "_times", "bytes", "count", "keeper")
+    __slots__ = ("_at", "_times", "bytes", "count", "keeper")
 
     def __init__(self, keeper: Keeper = NO_KEEPER) -> None:
         self.keeper = keeper
-        #: The times at which messages are due (ms), as a heap, and the messages of each, in the order in
-        #: which they came. The heap also has times of which all messages were picked, but not as the first.
-        self._times: list[int] = NO_LIST
-        #: True if the heap is a sorted list.
-        self._in_order = False
+        #: The times at which messages are due (ms), and the messages of each, in the order in which they
+        #: came.
+        self._times = NO_TIMES
         self._at: dict[int, list[Run]] = NO_DICT
         self.count = self.bytes = 0
 
     @property
     def next_ms(self) -> int | None:
         """The time at which the next message is due."""
-        return self._times[0] if self._times else None
+        return self._times.first
 
     @property
     def last_ms(self) -> int | None:
-        return max(self._at) if self._at else None
+        return self._times.last
 
     def add(self, due_ms: int, run: Run) -> None:
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
-        if not self._times:
-            self._times, self._at = [], {}
+        if not self._at:
+            self._times, self._at = DueTimes(), {}
         runs = self._at.get(due_ms)
         if runs is None:
-            heappush(self._times, due_ms)
-            self._in_order = False
+            self._times.add(due_ms)
             self._at[due_ms] = [run]
             return
         if self.keeper.active:
@@ -81,16 +78,17 @@ class Delayed:
     def take(self, now_ms: int, most: int) -> list[Run]:
         """Take messages that are due, at most so many runs, in the order of their times."""
         taken: list[Run] = []
-        while self._times and self._times[0] <= now_ms and len(taken) < most:
-            runs = self._at[self._times[0]]
+        while len(taken) < most:
+            due_ms = self._times.first
+            if due_ms is None or due_ms > now_ms:
+                break
+            runs = self._at[due_ms]
             room = most - len(taken)
             taken += runs[:room]
             if len(runs) > room:
                 del runs[:room]
             else:
-                del self._at[heappop(self._times)]
-                self._in_order = False
-                self._forget_empty()
+                self._forget(due_ms)
         self._taken(taken)
         return taken
 
@@ -111,24 +109,20 @@ class Delayed:
             return None
         picked, runs[at : at + 1] = cut_out(runs[at], index, self.keeper)
         if not runs:
-            del self._at[due_ms]
-            if len(self._times) > 2 * len(self._at) + EMPTY_TIMES_MAX:
-                self._times = sorted(self._at)
-            self._forget_empty()
+            self._forget(due_ms)
         self._taken([picked])
         return picked
 
-    def _forget_empty(self) -> None:
-        """Let the first time be one at which messages are due."""
-        while self._times and self._times[0] not in self._at:
-            heappop(self._times)
-            self._in_order = False
-        if not self._times:
-            self._times, self._at = NO_LIST, NO_DICT
+    def _forget(self, due_ms: int) -> None:
+        """No message is due at this time any more."""
+        del self._at[due_ms]
+        self._times.remove(due_ms)
+        if not self._at:
+            self._times, self._at = NO_TIMES, NO_DICT
 
     def items(self) -> Iterator[tuple[int, Run]]:
         """Yield all runs with the times at which they are due, in order."""
-        for due_ms in sorted(self._at):
+        for due_ms in self._times:
             for run in self._at[due_ms]:
                 yield due_ms, run
 
@@ -137,25 +131,15 @@ class Delayed:
         index of the first message in each that is meant. If that message is gone, those that are due at the
         same time all come again, unless they are in the order of their positions.
         """
-        # A sorted list is a heap, too.
-        times = self._times
-        if times and not self._in_order:
-            times.sort()
-            self._in_order = True
-        before = 0
-        for at in range(bisect_left(times, due_ms), len(times)):
-            if times[at] == before or times[at] not in self._at:
-                continue
-            before = times[at]
-            runs, first = self._at[before], 0
-            if times[at] == due_ms:
-                index = _index_behind(runs, position)
-                runs = runs[index:]
+        for time_ms in self._times.since(due_ms):
+            runs, first = self._at[time_ms], 0
+            if time_ms == due_ms:
+                runs = runs[_index_behind(runs, position) :]
                 if runs:
                     first = runs[0].within(0, position)[1]
             for run in runs:
                 if first < len(run.seqs):
-                    yield times[at], run, first
+                    yield time_ms, run, first
                 first = 0
 
     def runs(self) -> Iterator[Run]:
@@ -165,33 +149,31 @@ class Delayed:
 
     def lists(self) -> Iterator[list[Run]]:
         """Yield the runs of each time, those that are due last first."""
-        for due_ms in sorted(self._at, reverse=True):
+        for due_ms in reversed(list(self._times)):
             yield self._at[due_ms]
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions."""
         taken: list[Run] = []
-        for due_ms in sorted(self._at):
+        for due_ms in list(self._times):
             left = list(without_positions(self._at[due_ms], low, high, taken, self.keeper))
             if left:
                 self._at[due_ms] = left
             else:
-                del self._at[due_ms]
-        # A sorted list is a heap.
-        self._times = sorted(self._at) if self._at else NO_LIST
+                self._forget(due_ms)
         self._taken(taken)
         return taken
 
     def drop_all(self) -> deque[Run]:
         """Forget all messages for good; return what refers to them."""
-        at, self._at, self._times = self._at, NO_DICT, NO_LIST
+        at, self._at, self._times = self._at, NO_DICT, NO_TIMES
         self.count = self.bytes = 0
         return deque(run for runs in at.values() for run in runs)
 
     def clear(self) -> list[Run]:
         """Take everything."""
         taken = [run for _, run in self.items()]
-        self._times, self._at = NO_LIST, NO_DICT
+        self._times, self._at = NO_TIMES, NO_DICT
         self.count = self.bytes = 0
         return taken
 
