@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import threading
+from contextlib import closing, suppress
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+import httpx
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
@@ -13,6 +17,7 @@ from pika.exceptions import NackError
 
 from tests.amqp_server.cluster.ring import NAMES, Ring
 from tests.amqp_server.cluster.test_delays import wait
+from tests.reliability.node import Node, wait_until
 
 KINDS: dict[str, dict[str, Any]] = {
     "classic": {},
@@ -85,3 +90,46 @@ def test_what_was_cancelled_stays_away_after_the_leader_died(ring: Ring) -> None
     assert ring.get("n2", "/api/queues/%2F/led")["messages"] == 0
     with ring.channel("n1") as channel:
         channel.queue_delete("led")
+
+
+@pytest.mark.parametrize("type_", ["classic", "quorum"])
+def test_a_node_dies_in_the_middle_of_a_move_of_waiting_messages(tmp_path: Path, type_: str) -> None:
+    """All of them still wait, and at most those that were under way do so in both queues."""
+    arguments = {"x-queue-type": type_, "x-delayed": True}
+    with Node(tmp_path) as node:
+        parameters = pika.ConnectionParameters("127.0.0.1", node.port)
+        with closing(pika.BlockingConnection(parameters)) as connection:
+            channel = connection.channel()
+            channel.confirm_delivery()
+            for name in ("from", "to"):
+                channel.queue_declare(name, durable=True, arguments=arguments)
+            fill(channel, "from", 3_600_000, 2_000)
+        api = f"http://127.0.0.1:{node.http}/api/queues/%2F"
+        asked = {"destination": "to", "waiting": True}
+        with suppress(httpx.HTTPError), httpx.Client(auth=("guest", "guest")) as client:
+            first = client.post(f"{api}/from/move", json=asked).json()
+            # The next request is under way when the node dies.
+            threading.Timer(0.05, node.kill).start()
+            client.post(f"{api}/from/move", json=asked | {"after": first["next"]})
+        wait_until("it is dead", lambda: not node.running)
+        node.start()
+        api = f"http://127.0.0.1:{node.http}/api/queues/%2F"
+        with httpx.Client(auth=("guest", "guest"), base_url=api) as client:
+            left, moved = (waiting(client, name) for name in ("from", "to"))
+    assert first["moved"] == 1_000
+    assert {*left, *moved} == {str(number) for number in range(2_000)}
+    assert len(left) + len(moved) <= 2_000 + 100 and len(moved) >= 1_000
+
+
+def waiting(client: httpx.Client, queue: str) -> list[str]:
+    """Return the bodies of all messages that wait; none may be ready."""
+    found: list[str] = []
+    after = ""
+    while after is not None:
+        page = client.get(
+            f"/{queue}/peek", params={"waiting": "true", "count": "1000", "after": after}
+        ).json()
+        assert all("due" in row and not row["redelivered"] for row in page["messages"])
+        found += [row["payload"] for row in page["messages"]]
+        after = page["next"]
+    return found
