@@ -216,7 +216,8 @@ class Machine:
         if self.delayed.count:
             self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)
-        self._wake_for_waits(effects)
+        if self.delayed.count:
+            self._wake_for_waits(effects)
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return
@@ -227,7 +228,8 @@ class Machine:
             self._drop_over_limit(effects)
             if self.ready.count != before:
                 self._expire(meta, effects)
-                self._wake_for_waits(effects)
+                if self.delayed.count:
+                    self._wake_for_waits(effects)
         if self.grouped is not None and self.grouped.may_go_on:
             effects.more = True
 
