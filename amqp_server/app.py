@@ -14,6 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -429,6 +430,7 @@ class Node:
                 serving.start_soon(self.conditions.run)
                 serving.start_soon(self.draining.run)
                 serving.start_soon(self._shovel)
+                serving.start_soon(self._cancel_messages)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
@@ -525,6 +527,22 @@ class Node:
         from amqp_server.management.serving.listener import answer_others
 
         await answer_others(self.managed, self.config)
+
+    async def _cancel_messages(self) -> None:
+        """Cancel messages for clients, from the first one that asks on."""
+        begins, begun = trio.open_memory_channel[None](1)
+
+        def begin() -> None:
+            with suppress(trio.WouldBlock):
+                begins.send_nowait(None)
+
+        self.broker.cancels.begin = begin
+        await begun.receive()
+        await imported("amqp_server.management.messages.cancelling", MANAGEMENT[1])
+        from amqp_server.management.messages.cancelling import cancel_for_clients
+
+        begin()
+        await cancel_for_clients(self.managed, begun)
 
     async def _shovel(self) -> None:
         """Run the shovels that are assigned to this node."""

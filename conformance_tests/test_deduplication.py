@@ -1,4 +1,4 @@
-"""Publisher deduplication: an extension, so a broker without it has a deviation. See docs/queues.md."""
+"""Publisher deduplication: an extension, so a broker without it has a deviation. See docs/confirms.md."""
 
 from __future__ import annotations
 

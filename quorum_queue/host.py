@@ -152,6 +152,9 @@ class QueueHost:
     def oldest_age_ms(self) -> int | None:
         return None
 
+    def came_ms(self, position: int) -> int | None:
+        return None
+
     @property
     def partition_count(self) -> int:
         """Number of streams that a consumer group reads; 0 for all other queues."""

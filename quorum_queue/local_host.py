@@ -247,6 +247,9 @@ class LocalHost(DeadLettering):
     def oldest_age_ms(self) -> int | None:
         return self.machine.oldest_age_ms(self.services.queue_time.now_ms())
 
+    def came_ms(self, position: int) -> int | None:
+        return self.machine.arrivals.surely_came(position)
+
     @property
     def unacked_count(self) -> int:
         return self.machine.unacked_count

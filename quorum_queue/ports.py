@@ -415,6 +415,11 @@ class Host(Recipient, Protocol):
     def oldest_age_ms(self) -> int | None:
         """Return the age of the oldest ready message, if the machine is here; see Machine.oldest_age_ms."""
 
+    def came_ms(self, position: int) -> int | None:
+        """Return when the message at this position came, by the machine's clock, or somewhat earlier (see
+        machine.record.arrivals); None if that is not known here.
+        """
+
     @property
     def unacked_count(self) -> int: ...
 

@@ -35,7 +35,7 @@ from conformance_tests.patience import PATIENCE_S
 from spark_sink.options import OPTIONS as SPARK_OPTIONS
 
 from .test_docs import PAGES
-from .test_examples import EXAMPLE, address
+from .test_examples import EXAMPLE, serving
 
 ROOT = Path(__file__).parents[1]
 FENCE = re.compile(
@@ -55,12 +55,16 @@ PRINTED = {
     "docs/clients.md": ["job 0\njob 1\njob 2\n", "all of them\n", ""],
     "docs/transactions.md": ["1\n", "2 40\n"],
     "docs/exchanges.md": ["web.error\nweb.error.timeout\n"],
-    "docs/queues.md": [
+    "docs/queues.md": ["messages: 1\n"],
+    "docs/delays.md": [
         "waits: None\njob failed: 1\n",
         "at once: None\nhalf a second later\none second later\n",
-        "first: ann 0\nsecond: ben 2\nthird: None\nnow: ann 1\n",
+        "True False\n",
     ],
-    "docs/confirms.md": ["safe\nno queue\n"],
+    "docs/limits.md": ["10 maxlen\n11 rejected\n"],
+    "docs/message-groups.md": ["first: ann 0\nsecond: ben 2\nthird: None\nnow: ann 1\n"],
+    "docs/looking.md": ["['0', '2']\n2\n['1']\n"],
+    "docs/confirms.md": ["safe\nno queue\n", "to ann False\nto ann True\n"],
     "docs/message-status.md": ["queued\n"],
 }
 #: Programs that are not mqd's.
@@ -96,7 +100,6 @@ COLUMNS = {
 }
 
 assert COMMANDS
-__all__ = ["address"]
 
 
 class Block(NamedTuple):
@@ -516,7 +519,12 @@ def test_programs_of_spark_name_options_that_there_are() -> None:
     assert {"url", "queue", "stream"} <= named <= known
 
 
-def test_programs_print_what_their_pages_say(address: str) -> None:
+def test_programs_print_what_their_pages_say(tmp_path: Path) -> None:
+    with serving(tmp_path / "data") as (amqp, http):
+        _programs_print_what_their_pages_say(amqp, http)
+
+
+def _programs_print_what_their_pages_say(amqp: str, http: str) -> None:
     for page, expected in PRINTED.items():
         blocks = [
             block
@@ -526,8 +534,9 @@ def test_programs_print_what_their_pages_say(address: str) -> None:
         assert len(blocks) == len(expected)
         for block, printed in zip(blocks, expected, strict=True):
             assert block.text.count("127.0.0.1:5672") == 1
+            program = block.text.replace("127.0.0.1:5672", amqp).replace("127.0.0.1:15672", http)
             done = subprocess.run(
-                [sys.executable, "-c", block.text.replace("127.0.0.1:5672", address)],
+                [sys.executable, "-c", program],
                 capture_output=True,
                 text=True,
                 timeout=PATIENCE_S,

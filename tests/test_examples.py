@@ -47,14 +47,21 @@ def test_all_of_the_example_uncommented_is_the_defaults(tmp_path: Path) -> None:
 @contextmanager
 def running(data_directory: Path, *options: str) -> Iterator[str]:
     """Return the address of an mqd of this environment."""
+    with serving(data_directory, *options) as (amqp, _):
+        yield amqp
+
+
+@contextmanager
+def serving(data_directory: Path, *options: str) -> Iterator[tuple[str, str]]:
+    """Return the addresses of AMQP and of HTTP of an mqd of this environment."""
     command = [str(Path(sys.executable).with_name("mqd")), "--data-dir", str(data_directory)]
     command += ["--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *options]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as mqd:
         try:
             assert mqd.stdout is not None
-            ready = re.match(r"mqd ready node=n1 amqp=(\S+) http=", mqd.stdout.readline())
+            ready = re.match(r"mqd ready node=n1 amqp=(\S+) http=(\S+)", mqd.stdout.readline())
             assert ready is not None
-            yield ready[1]
+            yield ready[1], ready[2]
         finally:
             mqd.terminate()
             assert mqd.wait(PATIENCE_S) == 0

@@ -21,6 +21,7 @@ from amqp_server.broker.message_status import Statuses
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.object_counts import ObjectCounts
 from amqp_server.broker.open_transactions import OpenTransactions
+from amqp_server.broker.questions.cancels import Cancels
 from amqp_server.broker.recovery.failures import Failures
 from amqp_server.broker.recovery.stored_queue_time import TimeNotes
 from amqp_server.broker.reply import Replies
@@ -137,6 +138,7 @@ class Broker:
             exclusive_gone=self.exclusive_gone,
         )
         self.statuses = Statuses(self.parts, self.replies)
+        self.cancels = Cancels(self.parts, self.replies)
         self.topology = Topology(self.parts, self.sessions, self.closed_sessions)
         local.topology = self.topology
         #: The reason that sessions know why publishers are blocked.

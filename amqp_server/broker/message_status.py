@@ -7,17 +7,18 @@ exchange, and get the answer as a direct reply; operators ask over HTTP. Both ge
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 
 import msgspec
 
 from amqp_server.broker.access.http_permissions import AnswerAwaited
+from amqp_server.broker.questions.answering import QUESTION_BYTES_MAX, Answer, refusal, send_answer
 from amqp_server.broker.reply import DirectTarget
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, PreconditionFailed
 from amqp_server.wire import content
-from amqp_server.wire.frames import FRAME_BYTES_MIN, SHORT_STRING_MAX, short_string
+from amqp_server.wire.frames import SHORT_STRING_MAX
 from quorum_queue.machine.record.states import REASONS, STATES, Copy, Found
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import Run
 from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
@@ -28,10 +29,6 @@ if TYPE_CHECKING:
 
 #: Where clients send their questions.
 QUEUE: Final = "amq.mqd.message-status"
-#: Largest question, bytes.
-QUESTION_BYTES_MAX: Final = 16_384
-
-Answer = dict[str, Any]
 
 
 class Asked(msgspec.Struct):
@@ -296,7 +293,7 @@ class StatusTarget(DirectTarget):
                 raise PreconditionFailed(f"the question is not as documented: {failure}") from None
             self._ask(asked, reply)
         except AMQPError as error:
-            reply(_refusal(error))
+            reply(refusal(error))
 
     def _ask(self, asked: Asked, reply: Callable[[Answer], None]) -> None:
         message_id = id_of(asked.message_id, hex=asked.hex)
@@ -306,7 +303,7 @@ class StatusTarget(DirectTarget):
             try:
                 self._ask(asked, reply)
             except AMQPError as error:
-                reply(_refusal(error))
+                reply(refusal(error))
 
         try:
             self._statuses.ask(self._vhost, self._client.access, message_id, asked.queue, reply)
@@ -315,22 +312,5 @@ class StatusTarget(DirectTarget):
             one.begin(again)
 
     def _reply(self, reply_to: str, correlation_id: bytes | None, answer: Answer) -> None:
-        statuses, config = self._statuses, self._statuses.parts.config
-        target = statuses.replies.get(reply_to) or statuses.parts.hosts.reply(reply_to)
-        if target is None:
-            # Direct replies only: whoever asks may not be allowed to publish to other queues.
-            return
-        raw = {"content_type": short_string("application/json")}
-        if correlation_id is not None:
-            raw["correlation_id"] = correlation_id
-        body = msgspec.json.encode(answer)
-        header, frame_max = content.Properties(raw).encode(len(body)), config.frame_max_bytes
-        framed = content.build(header, body, 1, frame_max)
-        small = len(body) + 8 <= FRAME_BYTES_MIN
-        attributes = Attributes(False, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
-        head = short_string("") + short_string(reply_to)
-        target.host.submit(("enqueue", Run(range(1), [framed], head, attributes, None, len(framed)), None, 1))
-
-
-def _refusal(error: AMQPError) -> Answer:
-    return {"error": error.code, "reason": error.reply_text()}
+        statuses = self._statuses
+        send_answer(statuses.parts, statuses.replies, reply_to, correlation_id, answer)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 def always_waits(route: PublishRoute) -> bool:
     """Return whether messages of this route wait in every queue, whatever its declaration is."""
-    return route.counted is not None and route.counted.type == DELAYED
+    return route.waits or (route.counted is not None and route.counted.type == DELAYED)
 
 
 def is_asked(headers: Mapping[str, object], route: PublishRoute) -> bool:

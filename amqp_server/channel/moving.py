@@ -20,6 +20,7 @@ from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from quorum_queue.machine.attributes import priority_of
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.ready import Place
 from quorum_queue.ports import Got, Refused
 
 if TYPE_CHECKING:
@@ -36,15 +37,17 @@ class Picked(NamedTuple):
     routing_key: str
     #: Its frames.
     item: bytes
+    #: Where it was.
+    place: Place
 
 
 def pick(
     channel: Channel,
     queue: Queue,
-    positions: Sequence[int],
+    places: Sequence[Place],
     done: Callable[[Picked | Refused | None], None],
 ) -> None:
-    """Take the messages at these positions out of a queue, wherever they are in it. `done` gets each one, and
+    """Take the messages at these places out of a queue, those that wait too. `done` gets each one, and
     None for each that is not there any more. Those that are not acked return to their places as they were.
 
     Raises NotFound, also if the queue was deleted and declared again; ResourceLocked.
@@ -56,15 +59,19 @@ def pick(
     if getter is None:
         # What it gives back was not delivered: it is another one than that of basic.get.
         getter = channel.getters[queue, False, True] = Getter(channel, queue, no_ack=False, picks=True)
-    taken = partial(_taken, getter, done)
-    for position in positions:
-        consumer = Consumer(getter.key, sink=getter, position=position)
+    for place in places:
+        taken = partial(_taken, getter, place, done)
+        due_ms = max(-place.level, 0)
+        consumer = Consumer(getter.key, sink=getter, position=place.position, due_ms=due_ms)
         consumer.next_id = channel.next_tag
         queue.host.get(consumer, taken)
 
 
 def _taken(
-    getter: Getter, done: Callable[[Picked | Refused | None], None], got: Got | Refused | None
+    getter: Getter,
+    place: Place,
+    done: Callable[[Picked | Refused | None], None],
+    got: Got | Refused | None,
 ) -> None:
     if got is None or isinstance(got, Refused):
         done(got)
@@ -83,6 +90,7 @@ def _taken(
             exchange.decode(errors="replace"),
             routing_key.decode(errors="replace"),
             item,
+            place,
         )
     )
 
@@ -94,9 +102,10 @@ def publish_unchanged(
     routing_key: str,
     properties: content.Properties,
     body: bytes,
+    wait_ms: int = 0,
 ) -> bool:
-    """Give the queue a message. Return True if the queue exists; then the channel's confirms show whether the
-    queue took the message.
+    """Give the queue a message, which waits there for so long. Return True if the queue exists; then the
+    channel's confirms show whether the queue took the message.
     """
     connection = channel.connection
     payload = properties.encode(len(body))
@@ -118,7 +127,10 @@ def publish_unchanged(
         mandatory=False,
         targets=connection.incoming.targets((queue,)),
         counted=channel.vhost.router.get(""),
+        waits=wait_ms > 0,
     )
     segment = Segment(route, attributes)
+    if wait_ms > 0:
+        segment.waits_until = channel.broker.services.queue_time.now_ms() + wait_ms
     segment.contents.append(content.build(payload, body, channel.number, connection.limits.frame_max))
     return bool(publish(segment))

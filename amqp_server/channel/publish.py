@@ -13,6 +13,7 @@ from amqp_server.broker.access.http_permissions import AnswerAwaited
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
+from amqp_server.broker.questions import cancels
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
@@ -132,6 +133,9 @@ def _named(channel: Channel, names: Iterable[str]) -> tuple[Target, ...]:
         elif name == message_status.QUEUE:
             asks: Target = broker.statuses.target(channel.vhost, channel.connection.client)
             found[asks] = None
+        elif name == cancels.QUEUE:
+            cancelling: Target = broker.cancels.target(channel.vhost, channel.connection.client)
+            found[cancelling] = None
         else:
             target: Target = queues.get(name) or Missing(name)
             found[target] = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import wraps
 from typing import Any
 
 import click
@@ -11,6 +12,8 @@ from amqp_server.mqctl.command import Invocation
 
 #: Messages that one request looks at, at most.
 LOOKED_AT_ONCE = 1_000
+#: Names of the conditions.
+NAMES = ("header", "routing_key", "contains", "message_id", "since")
 _OPTIONS = (
     click.option("--header", metavar="NAME=VALUE", help="They have this header with this value."),
     click.option(
@@ -19,20 +22,32 @@ _OPTIONS = (
         help="Their routing key matches this regular expression, in any case.",
     ),
     click.option("--contains", metavar="TEXT", help="Their payload contains this text."),
+    click.option("--message-id", metavar="ID", help="They have this message-id."),
+    click.option(
+        "--since",
+        metavar="TIME",
+        help="They came then, or later: a time in ISO 8601, ms since 1970, or an age such as 90s, 15m, 2h or 7d.",
+    ),
 )
+#: Of commands that leave out waiting messages unless they are asked for.
+waiting = click.option("--waiting", is_flag=True, help="Also messages that wait before they are delivered.")
 
 
 def conditions(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add the options for conditions that messages have to fulfil."""
+    """Add the options for conditions that messages have to fulfil. The command gets those that are given as
+    `wanted`, by their names in the API.
+    """
+
+    @wraps(command)
+    def with_conditions(**given: Any) -> Any:
+        conditions = {name: given.pop(name) for name in NAMES}
+        return command(
+            wanted={name: value for name, value in conditions.items() if value is not None}, **given
+        )
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
-
-
-def given(header: str | None, routing_key: str | None, contains: str | None) -> dict[str, str]:
-    """Return the conditions that are given, as the API names them."""
-    conditions = {"header": header, "routing_key": routing_key, "contains": contains}
-    return {name: value for name, value in conditions.items() if value is not None}
+        with_conditions = option(with_conditions)
+    return with_conditions
 
 
 def ready(invocation: Invocation, vhost: str, queue: str, *, waiting: bool = False) -> int:

@@ -19,7 +19,7 @@ EXCHANGE_TYPE_TEXTS = {
     "x-modulus-hash": "to one binding, by the hash of the key modulo the number of bindings",
     "x-random": "to one binding, at random",
     "x-local-random": "to one of the classic queues on the publisher's node, at random",
-    "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../queues.md#delayed-messages) in its queues",
+    "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../delays.md#delayed-messages) in its queues",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }
 
@@ -55,7 +55,7 @@ PASSIVE = {
 
 CONSUMERS = {
     "x-priority": ("classic, quorum", "integer", "consumers with a higher number get messages first, while they have credit"),
-    "x-consumer-timeout": ("classic, quorum", "ms, 1 and more", "[how long](../queues.md#consumer-timeout) the consumer may hold a message without an ack"),
+    "x-consumer-timeout": ("classic, quorum", "ms, 1 and more", "[how long](../confirms.md#consumer-timeout) the consumer may hold a message without an ack"),
     "x-stream-offset": (
         "stream", "`first`, `last`, `next`, an offset, a timestamp, an age such as `1h`, `committed`",
         "[place where the consumer begins](../streams.md#consuming)",
@@ -72,14 +72,14 @@ PUBLISHED = {
     "BCC": ("list of texts", "more routing keys, which consumers do not see"),
     "x-delay": (
         "integer, ms",
-        "[how long the message waits](../queues.md#delayed-messages) before it is delivered first",
+        "[how long the message waits](../delays.md#delayed-messages) before it is delivered first",
     ),
     "x-deliver-at": ("timestamp, or integer, ms since 1970", "until when it waits"),
     "x-group-id": (
         "text",
-        "[group](../queues.md#message-groups) of the message, unless the queue names another header",
+        "[group](../message-groups.md) of the message, unless the queue names another header",
     ),
-    "x-deduplication-id": ("text", "[identity](../queues.md#deduplication) of the message"),
+    "x-deduplication-id": ("text", "[identity](../confirms.md#deduplication) of the message"),
     "x-producer": ("text", "name of the producer, for `x-sequence` or `x-producer-epoch`"),
     "x-producer-epoch": (
         "integer",

@@ -80,6 +80,7 @@ class PublishRoute:
         "resolve",
         "routing_key",
         "targets",
+        "waits",
     )
 
     def __init__(
@@ -95,6 +96,7 @@ class PublishRoute:
         targets: tuple[Any, ...] = (),
         resolve: Callable[[bytes], PublishRoute | None] | None = None,
         counted: Any = None,
+        waits: bool = False,
     ) -> None:
         #: The whole method frame.
         self.key = key
@@ -108,6 +110,8 @@ class PublishRoute:
         self.mandatory = mandatory
         #: The exchange that counts the messages, opaque here.
         self.counted = counted
+        #: True if messages that are to wait do so in every queue.
+        self.waits = waits
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
         #: If routing depends on the message, or takes long: returns the route for a content header's payload;

@@ -116,6 +116,7 @@ class Consumer:
         "attached",
         "channel",
         "checkout",
+        "due_ms",
         "exclusive",
         "full",
         "key",
@@ -145,6 +146,7 @@ class Consumer:
         channel: Any = None,
         window_limit: int = 0,
         position: int = 0,
+        due_ms: int = 0,
     ) -> None:
         self.key = key
         self.no_ack = no_ack
@@ -163,6 +165,8 @@ class Consumer:
         #: Of a getter: the position of the only message that it wants, 0 for the next one. What such a getter
         #: gives back returns to its place, as if nobody had got it.
         self.position = position
+        #: Of such a getter: when the wait of that message is over; 0: it wants a message that is ready.
+        self.due_ms = due_ms
         #: Where the host sends deliveries; opaque here.
         self.sink = sink
         #: True while the client's outbox is full: no credit until it drains.

@@ -67,6 +67,7 @@ _RANGE_BYTES: Final = 21
 _ATTACH: Final = struct.Struct(">BIBQQqQ")
 _NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
 #: From versions.PICKS on, of a get: the place of the prefetch has the position that it wants.
+#: From versions.CANCELS on, the place of the window's limit has the time until which that message waits.
 _PICKS: Final = 8
 #: verb, key, value
 _VALUE: Final = struct.Struct(">BIQ")
@@ -275,7 +276,7 @@ def _encode_consumer(verb: str, consumer: Consumer, key: int) -> bytes:
         key,
         flags | (_PAUSED if consumer.paused else 0),
         consumer.position or consumer.own_prefetch,
-        consumer.window_limit or _limit(consumer.window),
+        consumer.due_ms if consumer.position else consumer.window_limit or _limit(consumer.window),
         consumer.priority,
         consumer.next_id,
     )
@@ -512,9 +513,9 @@ class _Decoder:
         )
         self._offset += _ATTACH.size
         key = self._keys[number]
-        position = 0
+        position = due_ms = 0
         if flags & _PICKS and verb == _V_GET:
-            position, prefetch = prefetch, 0
+            position, prefetch, due_ms, limit = prefetch, 0, limit, 0
         consumer = Consumer(
             key,
             no_ack=bool(flags & _NO_ACK),
@@ -524,6 +525,7 @@ class _Decoder:
             channel=key[:CHANNEL_FIELDS],
             window_limit=limit,
             position=position,
+            due_ms=due_ms,
         )
         consumer.paused = bool(flags & _PAUSED)
         consumer.next_id = next_id

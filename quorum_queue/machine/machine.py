@@ -20,7 +20,8 @@ Commands are tuples whose first field names them:
     ("fail", key, low, high)                          the same, and their delivery counts as failed
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer; from
-                                                      versions.PICKS on it may want the one at a position
+                                                      versions.PICKS on it may want the one at a position,
+                                                      from versions.CANCELS on one that waits
     ("purge", token) ("configure", Settings) ("tick",) ("dead_lettered", low, high)
     ("touch",)                                        a client used the queue: its lease starts anew
     ("node_down", node, incarnation)                  removes its consumers, up to this start of the node
@@ -218,9 +219,7 @@ class Machine:
             self._end_waits(meta, effects)
         self._assign(meta, effects, effects.hands_max)
         if self.delayed.count or self.ready.deadlines is not NO_DEADLINES:
-            for at_ms in (self._looks_at_ms, self.delayed.next_ms):
-                if at_ms is not None and (effects.wake_at is None or at_ms < effects.wake_at):
-                    effects.wake_at = at_ms
+            self._be_woken(effects)
         if self.unlimited and (self.held_from != NEVER or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return
@@ -231,8 +230,16 @@ class Machine:
             self._drop_over_limit(effects)
             if self.ready.count != before:
                 self._expire(meta, effects)
+                if self.delayed.count:
+                    self._be_woken(effects)
         if self.grouped is not None and self.grouped.may_go_on:
             effects.more = True
+
+    def _be_woken(self, effects: Effects) -> None:
+        """Say when the next message may expire, or a wait ends."""
+        for at_ms in (self._looks_at_ms, self.delayed.next_ms):
+            if at_ms is not None and (effects.wake_at is None or at_ms < effects.wake_at):
+                effects.wake_at = at_ms
 
     def oldest_age_ms(self, now_ms: int) -> int | None:
         """Return the age of the oldest ready message, or somewhat more (see arrivals); None if there is none.
@@ -902,12 +909,27 @@ class Machine:
     def _pick(self, meta: Meta, consumer: Consumer, effects: Effects) -> None:
         """Hand out the message at the position that this getter wants, if it is ready."""
         picked, position = None, consumer.position
-        if self.version >= versions.PICKS and position < self.held_from:
+        if consumer.due_ms:
+            picked = self._pick_waiting(meta, consumer)
+        elif self.version >= versions.PICKS and position < self.held_from:
             picked = self.ready.pick(position, meta.now_ms)
         if picked is None:
             effects.got_nothing.append(consumer.key)
         else:
             self._hand(consumer if consumer.no_ack else self.consumers.known(consumer), picked, effects)
+
+    def _pick_waiting(self, meta: Meta, consumer: Consumer) -> Run | None:
+        """Take the message that this getter wants out of those that wait. Coming back, it waits again."""
+        if self.version < versions.CANCELS:
+            return None
+        picked = self.delayed.pick(consumer.due_ms, consumer.position, meta.now_ms)
+        if picked is not None:
+            if not picked.waits_until:
+                self._unblock([picked])
+            picked.waits_until = consumer.due_ms
+            if not self.delayed.count:
+                self.delayed = NO_DELAYED
+        return picked
 
     # -- settling --------------------------------------------------------------------------------------------
 
@@ -968,21 +990,27 @@ class Machine:
         consumer = self.consumers.by_key.get(command[1])
         runs = self._take(command, effects)
         if consumer is not None and consumer.position:
-            self._put_picked(runs, effects)
+            self._put_picked(meta, runs, effects)
         else:
             self._give_back(meta, runs, effects, failed=failed)
 
-    def _put_picked(self, runs: list[Run], effects: Effects) -> None:
+    def _put_picked(self, meta: Meta, runs: list[Run], effects: Effects) -> None:
         """Put picked messages back to their places: nobody has seen them."""
         for run in runs:
             if self.frozen.active:
                 self.frozen.keep(run)
             if self.record is not None:
                 self.record.changed(run.seqs, QUEUED)
+            due_ms = run.waits_until
             if run.redelivered:
+                # It waits for a retry; see `_end_waits`.
+                run.waits_until = 0
+            if due_ms > meta.now_ms:
+                self.delay(due_ms, run)
+            elif run.redelivered:
                 self.ready.put_back([run])
             else:
-                self.ready.insert(run, self.held_from)
+                self._put(meta, run)
         if runs and self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
 
@@ -996,6 +1024,8 @@ class Machine:
             if self.frozen.active:
                 self.frozen.keep(run)
             run.redelivered = True
+            # It was picked while it waited, and its ack belonged to a transaction that came to nothing.
+            run.waits_until = 0
             if strict:
                 run.acquired += 1
             if strict or waits:
@@ -1303,7 +1333,7 @@ class Machine:
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
             if consumer.position:
-                self._put_picked(runs, effects)
+                self._put_picked(meta, runs, effects)
             else:
                 self._give_back(meta, runs, effects, failed=failed)
         self.consumers.by_key.pop(key, None)

@@ -36,7 +36,8 @@ node only begins with the newest.
     8   mqd 0.2: operators pause queues, protect them from deletion, and move and purge messages out of their
         middle; queues have message groups
 
-    9   mqd 0.2: messages expire at their time, wherever they stand in a queue
+    9   mqd 0.2: messages expire at their time, wherever they stand in a queue; operators and clients take
+        messages out of a queue that wait
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -120,6 +121,8 @@ PAUSES = PROTECTION = 8
 MESSAGE_GROUPS = 8
 #: Gets may be for the message at a position.
 PICKS = 8
+#: Gets may be for a message that waits.
+CANCELS = 9
 
 #: Messages expire behind others, too.
 EXACT_EXPIRY = 9
@@ -143,6 +146,7 @@ def newest_of(features: Collection[str]) -> int:
 
 __all__ = [
     "ADMINISTRATOR",
+    "CANCELS",
     "COLUMNS",
     "CONFIRM_LEVELS",
     "DROPS",

@@ -146,7 +146,11 @@ class Reader:
             if consumer is None:
                 # Each third one is for a message in the middle.
                 position = self.machine.next_seq // 2 if self.getter_id % 3 == 1 else 0
-                consumer = Consumer(GETTER, position=position)
+                due_ms = 0
+                if self.getter_id % 7 == 1 and self.machine.delayed.count:
+                    due_ms, waiting = next(iter(self.machine.delayed.items()))
+                    position = waiting.seqs[-1]
+                consumer = Consumer(GETTER, position=position, due_ms=due_ms)
                 consumer.attached = False
                 consumer.next_id = self.getter_id
                 self.getter_id += 1

@@ -122,7 +122,9 @@ class Sender:
                                 window_limit=random.choice([0, 0, 3]))  # fmt: skip
             consumer.paused = random.random() < 0.1
             if verb == "get" and random.random() < 0.5:
+                consumer.limit(consumer.own_prefetch, 0)
                 consumer.position = random.randint(1, 40)
+                consumer.due_ms = random.choice([0, random.randint(1, 60)])
             return verb, consumer
         if verb in ("detach", "pause"):
             return verb, key, random.random() < 0.5

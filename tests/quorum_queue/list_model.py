@@ -30,6 +30,8 @@ class Message:
     turn: int = 0
     #: In a queue with message groups, where only positions count; empty: the message is of none.
     group: bytes | None = None
+    #: It was picked while it waited until this time.
+    due: int = 0
 
     @property
     def place(self) -> tuple[int, bool, int]:
@@ -412,6 +414,19 @@ class ListModel:
             self.holders[holder.key] = holder
         self.hand(holder, message)
 
+    def pick_waiting(self, holder: Holder, position: int, due: int) -> None:
+        self.end_waits()
+        self.expire()
+        found = next((each for each in self.delayed if (each[0], each[2].seq) == (due, position)), None)
+        if found is None or (found[2].expires_at is not None and found[2].expires_at <= self.now):
+            self.outcome.got_nothing.append(holder.key)
+            return
+        self.delayed.remove(found)
+        if not holder.no_ack:
+            self.holders[holder.key] = holder
+        found[2].due = due
+        self.hand(holder, found[2])
+
     # -- settling
 
     def take(self, key: Key, low: int, high: int) -> list[Message]:
@@ -469,7 +484,10 @@ class ListModel:
     def put_picked(self, messages: list[Message]) -> None:
         for message in messages:
             self.became(message, "queued")
-            if message.redelivered:
+            due, message.due = message.due, 0
+            if due > self.now:
+                self.let_wait(due, message)
+            elif message.redelivered:
                 self.come_back(message)
             else:
                 self.ready_again(message)

@@ -69,3 +69,11 @@ def test_messages_of_before_have_the_time_of_the_start() -> None:
     assert (arrivals.time_of(500), arrivals.time_of(501)) == (70_000, 80_000)
     with pytest.raises(ValueError, match="as many"):
         Arrivals.restored([1], [], 0)
+
+
+def test_messages_that_were_there_already_may_have_come_before() -> None:
+    arrivals = Arrivals.restored([], [], 9_000)
+    arrivals.note(7, 12_000)
+    assert (arrivals.time_of(6), arrivals.surely_came(6)) == (9_000, None)
+    assert (arrivals.time_of(8), arrivals.surely_came(8)) == (12_000, 12_000)
+    assert Arrivals().surely_came(1) is None

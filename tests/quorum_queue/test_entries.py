@@ -17,7 +17,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import SEQUENCE_MAX, Sequence, id_of, sequence_of
 from quorum_queue.machine.entries import MEMO_MAX, decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.letters import Letter
-from quorum_queue.machine.machine import ENQUEUES, Command
+from quorum_queue.machine.machine import ENQUEUES, LATEST_MS, Command
 from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -78,8 +78,9 @@ def consumers(draw: st.DrawFn) -> Command:
     consumer.next_id = draw(U64)
     verb = draw(st.sampled_from(["attach", "get"]))
     if verb == "get" and draw(st.booleans()):
-        consumer.limit(0, consumer.window_limit)
+        consumer.limit(0, 0)
         consumer.position = draw(st.integers(1, (1 << 63) - 1))
+        consumer.due_ms = draw(st.just(0) | st.integers(1, LATEST_MS))
     return verb, consumer
 
 
@@ -118,7 +119,7 @@ def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tupl
         consumer: Consumer = command[1]
         limits = consumer.own_prefetch, consumer.window_limit, consumer.prefetch, consumer.next_id
         flags = consumer.no_ack, consumer.exclusive, consumer.paused, consumer.priority
-        return verb, keyed(consumer.key), consumer.position, limits, flags
+        return verb, keyed(consumer.key), consumer.position, consumer.due_ms, limits, flags
     if verb in ENQUEUES:
         run: Run = command[1]
         sizes = list(run.sizes) if run.sizes is not None else list(map(len, run.contents or ()))

@@ -260,6 +260,21 @@ class MachineComparison(RuleBasedStateMachine):
         known = self.machine.consumers.by_key.get(key)
         self.next_getter_id = max(self.next_getter_id, 0 if known is None else known.next_id)
 
+    @rule(key=st.sampled_from(PICKERS), data=st.data(), early=st.sampled_from([0, 0, 1]))
+    def pick_waiting(self, key: Key, data: st.DataObject, early: int) -> None:
+        self.flush()
+        if not self.model.delayed:
+            return
+        due, _, message = data.draw(st.sampled_from(self.model.delayed))
+        position, due = message.seq, due - early
+        if not due:
+            return
+        consumer, holder = self.getter(key, key == PICKERS[1], position)
+        consumer.due_ms = due
+        self.submit(("get", consumer), lambda: self.model.pick_waiting(holder, position, due), True)
+        known = self.machine.consumers.by_key.get(key)
+        self.next_getter_id = max(self.next_getter_id, 0 if known is None else known.next_id)
+
     def getter(self, key: Key, no_ack: bool, position: int) -> tuple[Consumer, Holder]:
         """Return a new getter, or the one that holds messages."""
         known, holder = self.machine.consumers.by_key.get(key), self.model.holders.get(key)

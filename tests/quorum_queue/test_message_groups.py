@@ -358,3 +358,25 @@ def test_a_queue_that_begins_with_groups_is_restored_with_its_turns() -> None:
     for group in (b"", b"a", b"b", b"c"):
         batch: Batch = (1, [("enqueue", 1, 1, 0, None, [ROUTING + group], 0)])
         assert restored.apply(batch) == original.apply(batch)
+
+
+@pytest.mark.parametrize("first", ["one", "two", "three"])
+def test_several_may_have_had_a_group_before_the_queue_had_groups(first: str) -> None:
+    """Then a restored member must go on like all others."""
+    queue = Queue()
+    queue.machine = Machine(GROUPED, version=versions.MESSAGE_GROUPS - 1)
+    for name in ("two", "one", "three"):
+        queue.consume(name, prefetch=1)
+        queue.publish("aa" if name == "two" else "a")
+    queue.apply(("version", versions.NEWEST))
+    restored = Queue()
+    for name in (first, *(each for each in ("one", "two", "three") if each != first)):
+        # It holds nothing from now on.
+        queue.apply(("pause", name, True), ("settle", name, 0, ALL_IDS))
+        restored.machine = snapshot.decode(snapshot.encode(queue.machine))
+        for each in ("one", "two", "three"):
+            more = ("prefetch", each, 3)
+            assert told(restored.apply(more)) == told(queue.apply(more)), (name, each)
+            assert snapshot.digest(restored.machine) == snapshot.digest(queue.machine)
+            queue.publish("a")
+            restored.publish("a")

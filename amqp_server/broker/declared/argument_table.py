@@ -226,7 +226,7 @@ ROWS: tuple[Argument, ...] = (
         ),
         new_for=_OTHERS_THAN_STREAMS,
         values=_choices(*_RETRY_TYPE),
-        text="which returned messages [wait](../queues.md#delayed-retry) before they are delivered again",
+        text="which returned messages [wait](../delays.md#delayed-retry) before they are delivered again",
         example="all",
     ),
     Argument(
@@ -271,7 +271,7 @@ ROWS: tuple[Argument, ...] = (
         new_for=_OTHERS_THAN_STREAMS,
         own=True,
         values=_BOOLEAN,
-        text="messages may say [how long they wait](../queues.md#delayed-messages) before they are delivered first",
+        text="messages may say [how long they wait](../delays.md#delayed-messages) before they are delivered first",
         example=True,
     ),
     Argument(
@@ -283,7 +283,7 @@ ROWS: tuple[Argument, ...] = (
         new_for=_OTHERS_THAN_STREAMS,
         own=True,
         values=_BOOLEAN,
-        text="messages of one [group](../queues.md#message-groups) go to one consumer at a time, in order",
+        text="messages of one [group](../message-groups.md) go to one consumer at a time, in order",
         example=True,
     ),
     Argument(
@@ -307,7 +307,7 @@ ROWS: tuple[Argument, ...] = (
         policy=PolicyKey(title="deduplication value", types=_OTHERS_THAN_STREAMS),
         own=True,
         values=_BOOLEAN,
-        text="[refuses to store a message twice](../queues.md#deduplication)",
+        text="[refuses to store a message twice](../confirms.md#deduplication)",
         example=True,
     ),
     Argument(
@@ -561,7 +561,7 @@ ROWS: tuple[Argument, ...] = (
         policy=PolicyKey(title="consumer timeout", types=_OTHERS_THAN_STREAMS),
         new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
-        text="how long a consumer may hold a message [without an ack](../queues.md#consumer-timeout)",
+        text="how long a consumer may hold a message [without an ack](../confirms.md#consumer-timeout)",
         example=1000,
     ),
 )

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Final
 
 
 class CommitOrigin:
     """The origin of a transaction's publishes, like Confirms; but only refusals matter to it."""
 
     __slots__ = ("_answers", "_numbered_count", "partial")
+    #: See broker.questions.cancels.
+    of_commit: Final = True
 
     def __init__(self) -> None:
         self._numbered_count = 0
@@ -45,6 +48,7 @@ class CommitAnswers:
     """Origin of a commit's publishes that chose their confirm level: commit-ok waits for their answers."""
 
     __slots__ = ("_left", "_origin", "_then")
+    of_commit: Final = True
 
     def __init__(self, origin: CommitOrigin) -> None:
         self._origin = origin

@@ -26,6 +26,7 @@ from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Una
 from amqp_server.management.changes.answers import ANSWER_S
 from amqp_server.management.request.time_slices import Rest
 from amqp_server.wire import content, frames, methods, tables
+from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.ports import Refused
 
 CHANNEL = 1
@@ -60,6 +61,8 @@ class Carried(NamedTuple):
     exchange: str
     routing_key: str
     content: Content
+    #: How long it waits there, ms.
+    wait_ms: int = 0
 
 
 class Got(NamedTuple):
@@ -67,6 +70,10 @@ class Got(NamedTuple):
 
     ok: commands.Basic.GetOk
     content: Content
+    #: Where it was picked.
+    place: Place = HEAD
+    #: Until when it waits, ms since 1970; None if it does not.
+    due_ms: int | None = None
 
     @property
     def tag(self) -> int:
@@ -97,6 +104,7 @@ class Direct:
 
     def __init__(self, broker: Broker, vhost: str, username: str, access: str = "") -> None:
         self._turn = broker.turn
+        self._wall_ms = broker.clock.wall_ms
         self._frame_max = broker.config.frame_max_bytes
         self._depth = broker.config.table_depth_max
         self._outbox = UnheldOutbox(broker.turn, self, 1 << 62)
@@ -233,15 +241,15 @@ class Direct:
                     await self._answered.wait()
         return found[:count]
 
-    async def pick(self, queue: Queue, positions: Sequence[int]) -> list[Got]:
-        """Take the messages at these positions out of a queue, as many as are still there, in this order.
+    async def pick(self, queue: Queue, places: Sequence[Place]) -> list[Got]:
+        """Take the messages at these places out of a queue, as many as are still there, in this order.
         Those that are not acked return to their places when the session ends.
 
         Raises NotFound, ResourceLocked, Unavailable.
         """
         found: list[Got] = []
         refused: list[Refused] = []
-        left, done = len(positions), trio.Event()
+        left, done = len(places), trio.Event()
 
         def told(got: Picked | Refused | None) -> None:
             nonlocal left
@@ -251,16 +259,17 @@ class Direct:
             elif got is not None:
                 payload, body = content.split(got.item)
                 ok = commands.Basic.GetOk(got.tag, got.redelivered, got.exchange, got.routing_key)
-                found.append(Got(ok, Content(content.Properties.parse(payload, checked=True), body)))
+                properties = content.Properties.parse(payload, checked=True)
+                found.append(Got(ok, Content(properties, body), got.place))
             if not left:
                 done.set()
 
         def ask() -> None:
-            pick(self._session.channels[CHANNEL], queue, positions, told)
+            pick(self._session.channels[CHANNEL], queue, places, told)
 
         self._turn.run(ask)
         with trio.move_on_after(ANSWER_S):
-            if positions:
+            if places:
                 await done.wait()
         if refused or left:
             text = refused[0].text if refused else f"no answer in {ANSWER_S:g} s; try again"
@@ -281,7 +290,12 @@ class Direct:
         The channel is in confirm mode. Messages that the queue refuses stay unsettled, and all of them if it
         does not answer: they are requeued when the session ends.
         """
-        taken = await self.give(queue, [each.carried for each in got], synced)
+        now_ms = self._wall_ms()
+        messages = [
+            each.carried if each.due_ms is None else each.carried._replace(wait_ms=each.due_ms - now_ms)
+            for each in got
+        ]
+        taken = await self.give(queue, messages, synced)
         if len(taken) == len(got) and not one_by_one:
             await self.ask(commands.Basic.Ack(got[-1].tag, True))
         else:
@@ -344,7 +358,9 @@ class Direct:
         channel, (properties, body) = self._session.channels[CHANNEL], message.content
         assert isinstance(body, bytes)
         routed.append(
-            publish_unchanged(channel, queue, message.exchange, message.routing_key, properties, body)
+            publish_unchanged(
+                channel, queue, message.exchange, message.routing_key, properties, body, message.wait_ms
+            )
         )
 
     def _answers(self, data: bytes) -> Iterator[base.Frame | Content]:

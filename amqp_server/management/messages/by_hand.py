@@ -269,7 +269,7 @@ async def get_messages(
             taken = await direct.get(queue, rest)
             if taken is None:
                 break
-            told, message = taken
+            told, message = taken.ok, taken.content
             view = _view(told, message, bool(told.redelivered), told.message_count or 0)
             if not await takes(view.size, len(got)):
                 break

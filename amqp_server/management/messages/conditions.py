@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -10,9 +12,14 @@ import msgspec
 from amqp_server.broker.pattern import compile_filter
 from amqp_server.management.messages.by_hand import properties_of
 from amqp_server.management.request.answer import bad_request, plain, refusing
+from amqp_server.management.request.call import Call
 from amqp_server.wire import content
 
 PATTERN_BYTES_MAX = 256
+#: Units of an age, s.
+_UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
+_AGE = re.compile(r"([0-9]{1,9})([smhd])")
+_MILLISECONDS = re.compile(r"[0-9]{1,15}")
 
 
 class Conditions(msgspec.Struct, kw_only=True):
@@ -22,6 +29,10 @@ class Conditions(msgspec.Struct, kw_only=True):
     header: str | None = None
     #: A text in the payload.
     contains: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    #: The message-id.
+    message_id: Annotated[str, msgspec.Meta(min_length=1)] | None = None
+    #: They came then, or later: a time in ISO 8601, ms since 1970, or an age such as 90s, 15m, 2h or 7d.
+    since: str | None = None
 
 
 class Message(NamedTuple):
@@ -36,6 +47,9 @@ class Message(NamedTuple):
     body: bytes
     #: When its wait is over, ms since 1970; None if it is ready.
     due_ms: int | None = None
+    #: Returns when it came, ms since 1970, or somewhat earlier; None if nobody knows. Messages of a stream
+    #: have none: those that came before are not looked at.
+    came_ms: Callable[[], int | None] | None = None
 
     def properties(self) -> dict[str, Any]:
         return properties_of(self.header())
@@ -50,8 +64,36 @@ def given(asked: Conditions) -> dict[str, Any]:
     return {name: value for name, value in conditions.items() if value is not None}
 
 
-def wanted(asked: Conditions) -> Iterator[Wanted]:
-    """Yield what messages must fulfil. Raises Refusal."""
+def require_version(call: Call, version: int) -> None:
+    """Refuse a request that nodes of earlier versions would not understand."""
+    if call.broker.replication.version < version:
+        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
+
+
+def since_ms(asked: Conditions, now_ms: int) -> int | None:
+    """Return the time of the condition `since`, ms since 1970, if it is given. Raises Refusal."""
+    text = asked.since
+    if text is None:
+        return None
+    age = _AGE.fullmatch(text)
+    if age is not None:
+        return now_ms - int(age[1]) * _UNITS[age[2]] * 1000
+    if _MILLISECONDS.fullmatch(text):
+        return int(text)
+    try:
+        moment = datetime.fromisoformat(text)
+        return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+    except (ValueError, OverflowError):
+        raise bad_request(
+            "since must be a time such as 2026-11-29T12:00:00Z, ms since 1970, or an age such as 15m or 2h"
+        ) from None
+
+
+def wanted(asked: Conditions, now_ms: int) -> Iterator[Wanted]:
+    """Yield what messages must fulfil; `now_ms` is the wall clock. Raises Refusal."""
+    since = since_ms(asked, now_ms)
+    if since is not None:
+        yield lambda message: message.came_ms is None or (message.came_ms() or 0) >= since
     if asked.routing_key is not None:
         with refusing(ValueError):
             matches = compile_filter(asked.routing_key, PATTERN_BYTES_MAX)
@@ -64,6 +106,15 @@ def wanted(asked: Conditions) -> Iterator[Wanted]:
     if asked.contains is not None:
         sought = asked.contains.encode()
         yield lambda message: sought in message.body
+    if asked.message_id is not None:
+        with refusing(UnicodeEncodeError):
+            named = asked.message_id.encode()
+        yield lambda message: message_id_of(message.header()) == named
+
+
+def message_id_of(properties: content.Properties) -> bytes:
+    """Return the bytes of the message-id, empty without one."""
+    return properties.raw.get("message_id", b"\0")[1:]
 
 
 def _text(value: object) -> str | None:

@@ -16,10 +16,11 @@ from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got
 from amqp_server.management.messages import peeking
 from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_blocked, require_read
-from amqp_server.management.messages.conditions import Conditions, Message, given, wanted
+from amqp_server.management.messages.conditions import Conditions, Message, given, require_version, wanted
 from amqp_server.management.request.answer import bad_request, known, not_found
 from amqp_server.management.request.call import Call
 from quorum_queue.machine import versions
+from quorum_queue.machine.ready import Place
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -29,8 +30,12 @@ if TYPE_CHECKING:
 
 #: Messages that are moved before the request waits for their confirms.
 MOVED_AT_ONCE = 100
+#: A place before all messages that wait, and behind all others.
+BEFORE_WAITING = "-1.0"
 #: Header with the queue in which a dead letter died first.
 FIRST_DEATH = "x-first-death-queue"
+#: What conditions are called.
+NAMES = ", ".join(Conditions.__struct_fields__)
 #: Messages that one request may move; clients that want to move more send another one.
 MOVE_MAX = 10_000
 
@@ -67,8 +72,10 @@ class MoveRequest(Conditions, kw_only=True):
     #: Number of messages from the head of the queue, or of messages that fulfil the conditions; all that it
     #: has now unless given.
     count: int | None = None
-    #: With conditions: the place of a message; begin behind it. By default at the head.
+    #: With conditions, or `waiting`: the place of a message; begin behind it. By default at the head.
     after: str = ""
+    #: Also messages that wait. Their wait goes on in the other queue.
+    waiting: bool = False
 
 
 async def move(call: Call) -> Any:
@@ -80,20 +87,20 @@ async def move(call: Call) -> Any:
     queue = _source(call, vhost, name)
     if asked.destination == name:
         raise bad_request("destination is the queue itself")
-    if not given(asked):
+    if not given(asked) and not asked.waiting:
         if asked.after:
-            raise bad_request("after needs conditions: header, routing_key or contains")
+            raise bad_request(f"after needs conditions: {NAMES}")
         count = await _to_move(call, queue, asked.count)
         moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
         return {"moved": moved, "refused": refused}
     broker = call.broker
     refuse_while_blocked(broker)
     destination = destination_of(broker, vhost, asked.destination)
-    part = await _matching(call, queue, asked, asked.after, asked.count)
+    part = await matching(call, queue, asked, asked.after, asked.count, waiting=asked.waiting)
     moved = refused = 0
     async with confirming(broker, vhost) as direct:
-        for positions in _portions(part.positions):
-            got = await _pick(direct, queue, asked, positions)
+        for places in portions(part.places):
+            got = await _pick(direct, queue, asked, places)
             taken = await direct.hand_on(destination, got, call.parts.commits.barrier, one_by_one=True)
             moved += taken
             if taken < len(got):
@@ -107,6 +114,8 @@ class PurgeRequest(Conditions, kw_only=True):
     count: int | None = None
     #: The place of a message; begin behind it. By default at the head.
     after: str = ""
+    #: Also messages that wait.
+    waiting: bool = False
 
 
 async def purge(call: Call) -> Any:
@@ -118,68 +127,89 @@ async def purge(call: Call) -> Any:
     require_read(call, vhost, name)
     queue = known(call.broker.vhost(vhost).queues.get(name))
     if not given(asked):
-        raise bad_request("no condition is given: header, routing_key or contains")
-    part = await _matching(call, queue, asked, asked.after, asked.count)
+        raise bad_request(f"no condition is given: {NAMES}")
+    part = await matching(call, queue, asked, asked.after, asked.count, waiting=asked.waiting)
     purged = 0
     with Direct(call.broker, vhost, ITSELF) as direct:
-        for positions in _portions(part.positions):
-            got = await _pick(direct, queue, asked, positions)
+        for places in portions(part.places):
+            got = await _pick(direct, queue, asked, places)
             await direct.ack(got)
             purged += len(got)
     return {"purged": purged, "looked_at": part.looked_at, "next": part.next}
 
 
-class _Part(NamedTuple):
+class Part(NamedTuple):
     """The messages in a part of a queue that fulfil conditions."""
 
-    positions: list[int]
+    #: Of those that wait, with the time (ms since 1970) when they are due.
+    places: list[tuple[Place, int | None]]
     looked_at: int
     #: Where to go on, None at the end of the queue.
     next: str | None
 
 
-async def _matching(call: Call, queue: Queue, asked: Conditions, after: str, count: int | None) -> _Part:
+async def matching(
+    call: Call,
+    queue: Queue,
+    asked: Conditions,
+    after: str,
+    count: int | None,
+    *,
+    waiting: bool = False,
+    ids: str | None = None,
+) -> Part:
     """Look at as many messages as one request may. Raises Refusal."""
     if queue.type.is_stream:
         raise bad_request(f"queue '{queue.name}' is a stream: its messages stay")
     if count is not None and not 1 <= count <= MOVE_MAX:
         raise bad_request(f"count must be 1 to {MOVE_MAX}")
-    if call.broker.replication.version < versions.PICKS:
-        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
-    query = peeking.Query(after=after, count=peeking.COUNT_MAX, truncate=0, **given(asked))
+    require_version(call, versions.CANCELS if waiting else versions.PICKS)
+    query = peeking.Query(
+        after=after, count=peeking.COUNT_MAX, truncate=0, waiting=waiting, ids=ids, **given(asked)
+    )
     page = await peeking.look(call, queue, query)
-    places = [row["place"] for row in page["messages"]]
-    end = page["next"]
-    if count is not None and len(places) > count:
-        places = places[:count]
-        end = places[-1]
-    return _Part([int(place.partition(".")[2]) for place in places], page["looked_at"], end)
+    rows, end = page["messages"], page["next"]
+    if count is not None and len(rows) > count:
+        rows = rows[:count]
+        end = rows[-1]["place"]
+    return Part([(peeking.place_of(row["place"]), row.get("due")) for row in rows], page["looked_at"], end)
 
 
-def _portions(positions: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(positions), MOVED_AT_ONCE):
-        yield positions[start : start + MOVED_AT_ONCE]
+Places = Sequence[tuple[Place, int | None]]
 
 
-async def _pick(direct: Direct, queue: Queue, asked: Conditions, positions: Sequence[int]) -> list[Got]:
-    """Take the messages at these positions that fulfil the conditions. After a restart of a node, others may
+def portions(places: Places) -> Iterator[Places]:
+    for start in range(0, len(places), MOVED_AT_ONCE):
+        yield places[start : start + MOVED_AT_ONCE]
+
+
+async def _pick(direct: Direct, queue: Queue, asked: Conditions, places: Places) -> list[Got]:
+    """Take the messages at these places that fulfil the conditions. After a restart of a node, others may
     have the positions of transient ones that were lost; they return to their places in the end.
     """
-    wants = list(wanted(asked))
-    found = await direct.pick(queue, positions)
-    return [each for each in found if all(fulfils(_as_message(each)) for fulfils in wants)]
+    # When a message came only the queue knows, and those that come later have fulfilled that, too.
+    wants = list(wanted(msgspec.structs.replace(asked, since=None), 0))
+    due = dict(places)
+    found = await direct.pick(queue, [place for place, _ in places])
+    return [
+        each._replace(due_ms=due[each.place])
+        for each in found
+        if all(fulfils(_as_message(each)) for fulfils in wants)
+    ]
 
 
 def _as_message(got: Got) -> Message:
     body = got.content.body
     assert isinstance(body, bytes)
-    exchange, routing_key, (properties, _) = got.carried
+    exchange, routing_key, properties = got.carried.exchange, got.carried.routing_key, got.content.properties
     return Message("", exchange, routing_key, bool(got.ok.redelivered), lambda: properties, body)
 
 
 class RedriveRequest(msgspec.Struct):
     #: Number of messages from the head of the queue; all that it has now unless given.
     count: int | None = None
+    #: Also messages that wait, behind the others. Their wait goes on in the queues that they go back to.
+    waiting: bool = False
 
 
 async def redrive(call: Call) -> Any:
@@ -189,9 +219,35 @@ async def redrive(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(RedriveRequest)
     queue = _source(call, vhost, name)
+    if asked.waiting:
+        require_version(call, versions.CANCELS)
     count = await _to_move(call, queue, asked.count)
     moved, kept = await redrive_messages(call.parts, vhost, name, count)
+    if asked.waiting:
+        left = (MOVE_MAX if asked.count is None else asked.count) - moved - kept
+        more, others = await _redrive_waiting(call, queue, left)
+        moved, kept = moved + more, kept + others
     return {"moved": moved, "kept": kept}
+
+
+async def _redrive_waiting(call: Call, queue: Queue, count: int) -> tuple[int, int]:
+    """As redrive_messages, with messages that wait."""
+    broker, vhost = call.broker, queue.vhost.name
+    moved = seen = 0
+    after: str | None = BEFORE_WAITING
+    everything = Conditions()
+    async with confirming(broker, vhost) as direct:
+        while seen < count and after is not None:
+            part = await matching(call, queue, everything, after, count - seen, waiting=True)
+            after = part.next
+            for places in portions(part.places):
+                got = await _pick(direct, queue, everything, places)
+                seen += len(got)
+                for target, letters in _by_first_death(broker, vhost, queue.name, got):
+                    moved += await direct.hand_on(
+                        target, letters, call.parts.commits.barrier, one_by_one=True
+                    )
+    return moved, seen - moved
 
 
 # -- of the broker

@@ -7,6 +7,7 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Iterator
+from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
 
@@ -16,13 +17,21 @@ from amqp_server.broker.topology.queue import Queue
 from amqp_server.errors import AMQPError, Unavailable
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.messages.by_hand import read_stream, require_read
-from amqp_server.management.messages.conditions import Conditions, Message, wanted
-from amqp_server.management.request.answer import bad_request, known, plain, refusal_of
+from amqp_server.management.messages.conditions import (
+    Conditions,
+    Message,
+    message_id_of,
+    require_version,
+    since_ms,
+    wanted,
+)
+from amqp_server.management.request.answer import bad_request, known, plain, refusal_of, refusing
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import Instead, ask_node
 from amqp_server.management.request.payloads import PIECE_BYTES
 from amqp_server.management.resources.queues import home_of, host_of, members_of, online
 from amqp_server.wire import content, tables, typed
+from quorum_queue.machine import versions
 from quorum_queue.machine.peeking import Seen
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.ports import Host, Refused
@@ -53,6 +62,8 @@ class Query(Conditions, kw_only=True):
     encoding: Literal["auto", "base64", "typed"] = "auto"
     #: True: behind the ready messages also those that wait, with the time at which they are `due`.
     waiting: bool = False
+    #: Of another node: message-ids in hexadecimal digits, of which a message must have one, with commas.
+    ids: str | None = None
 
 
 async def peek(call: Call) -> Any:
@@ -73,9 +84,14 @@ async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
         raise bad_request(
             f"queue '{queue.name}' is a consumer group, which has no messages: look at its stream"
         )
-    wants = list(wanted(asked))
+    if asked.since is not None or asked.message_id is not None or asked.ids is not None:
+        # Another node may have to look.
+        require_version(call, versions.CANCELS)
+    wants = list(wanted(asked, call.broker.clock.wall_ms()))
     if not queue.type.is_stream and not call.local and not host_of(call.broker, queue).peeks:
         return await _ask_others(call, queue, asked)
+    if asked.ids is not None:
+        return await _look_for(call, queue, asked, asked.ids)
     try:
         found = await (_of_stream if queue.type.is_stream else _of_queue)(call, queue, asked)
     except AMQPError as error:
@@ -117,29 +133,58 @@ async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
 
 
 async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
+    host = host_of(call.broker, queue)
+    return _messages(call, host, await _seen(call, host, queue, asked))
+
+
+async def _seen(call: Call, host: Host, queue: Queue, asked: Query) -> list[Seen]:
     place = HEAD
     if asked.after:
         if not _PLACE.fullmatch(asked.after) or (asked.after.startswith("-") and not asked.waiting):
             raise bad_request("after must be the place of a message, such as 0.17")
-        level, _, position = asked.after.partition(".")
-        place = Place(int(level), int(position))
-    host = host_of(call.broker, queue)
+        place = place_of(asked.after)
     peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting)
     answers = await answers_of(call.broker.turn, peek, ANSWER_S)
     if not answers:
         raise Unavailable(f"queue '{queue.name}' has not answered in {ANSWER_S:g} s; try again")
-    found = answers[0]
+    found: list[Seen] | Refused = answers[0]
     if isinstance(found, Refused):
         raise Unavailable(f"queue '{queue.name}': {found.text}")
     # Their copies, and as much again for the answer.
     call.held.add(2 * sum(each.run.size for each in found))
-    return _messages(call, host, found)
+    return found
+
+
+def place_of(text: str) -> Place:
+    """Return the place of a message from its text."""
+    level, _, position = text.partition(".")
+    return Place(int(level), int(position))
+
+
+async def _look_for(call: Call, queue: Queue, asked: Query, ids: str) -> dict[str, Any]:
+    """As `look`, for messages with one of these ids: most others are passed over unread."""
+    with refusing(ValueError):
+        sought = [bytes.fromhex(each) for each in ids.split(",")]
+    rows: list[dict[str, Any]] = []
+    looked_at, last = 0, None
+    host = host_of(call.broker, queue)
+    for seen in await _seen(call, host, queue, asked):
+        await call.slices.rest()
+        looked_at, last = looked_at + len(seen.run.seqs), f"{seen.level}.{seen.run.seqs[-1]}"
+        for index, item in enumerate(seen.run.contents or ()):
+            if not any(each in item for each in sought):
+                continue
+            for message in _messages(call, host, [Seen(seen.level, seen.run.part(index, index + 1))]):
+                if message_id_of(message.header()) in sought:
+                    rows.append(await _row(call, message, asked))
+    return {"messages": rows, "looked_at": looked_at, "next": last}
 
 
 def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message]:
+    now_ms = call.broker.clock.wall_ms()
     for seen in found:
         run = seen.run
-        due = None if seen.level >= 0 else call.broker.clock.wall_ms() + host.ms_until(-seen.level)
+        due = None if seen.level >= 0 else now_ms + host.ms_until(-seen.level)
         for index, (place, item) in enumerate(zip(seen.places(), run.contents or (), strict=True)):
             payload, body = content.split(item)
             head = run.head_of(index)
@@ -152,7 +197,13 @@ def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message
                 partial(content.Properties.parse, payload, checked=True),
                 body,
                 due,
+                partial(_came_ms, host, place.position, now_ms),
             )
+
+
+def _came_ms(host: Host, position: int, now_ms: int) -> int | None:
+    came_ms = host.came_ms(position)
+    return None if came_ms is None else now_ms + host.ms_until(came_ms)
 
 
 async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
@@ -171,6 +222,9 @@ async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message
         return True
 
     start: object = int(after) + 1 if after else "first"
+    since = since_ms(asked, call.broker.clock.wall_ms())
+    if since is not None and not after:
+        start = datetime.fromtimestamp(max(since // 1000, 0), UTC)
     found = await read_stream(
         call.broker, queue.vhost.name, queue.name, {"x-stream-offset": start}, count, takes, call.slices.rest
     )

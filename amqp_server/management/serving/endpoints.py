@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.definitions import definitions
-from amqp_server.management.messages import by_hand, carrying, moving, peeking, status
+from amqp_server.management.messages import by_hand, cancelling, carrying, moving, peeking, status
 from amqp_server.management.operating import alarms, pausing
 from amqp_server.management.operating import node as operating
 from amqp_server.management.request.call import Call
@@ -222,6 +222,7 @@ ENDPOINTS = (
     _post("/api/queues/{vhost}/{name}/read", MANAGEMENT, by_hand.read, audited=False),
     _post("/api/queues/{vhost}/{name}/move", MANAGEMENT, moving.move),
     _post("/api/queues/{vhost}/{name}/purge", MANAGEMENT, moving.purge),
+    _post("/api/queues/{vhost}/{name}/cancel", MANAGEMENT, cancelling.cancel),
     _post("/api/queues/{vhost}/{name}/copy", MANAGEMENT, carrying.copy),
     _post("/api/queues/{vhost}/{name}/import", MANAGEMENT, carrying.bring),
     _post("/api/queues/{vhost}/{name}/redrive", MANAGEMENT, moving.redrive),

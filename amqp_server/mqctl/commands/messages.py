@@ -13,7 +13,7 @@ import click
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pairs, pass_invocation
 from amqp_server.mqctl.commands.topology import DEFAULT_EXCHANGE
-from amqp_server.mqctl.looking import conditions, given, ready, seen
+from amqp_server.mqctl.looking import conditions, ready, seen
 from amqp_server.mqctl.progress import progress
 from amqp_server.mqctl.table import moment, show, show_columns
 
@@ -253,16 +253,15 @@ def search(
     invocation: Invocation,
     vhost: str,
     queue: str,
-    header: str | None,
-    routing_key: str | None,
-    contains: str | None,
+    wanted: dict[str, str],
     after: str,
     count: int,
     waiting: bool,
 ) -> None:
-    wanted = given(header, routing_key, contains)
     if not wanted:
-        raise Failure("search for what? Give --header, --routing-key or --contains", USAGE)
+        raise Failure(
+            "search for what? Give --header, --routing-key, --contains, --message-id or --since", USAGE
+        )
     rows: list[dict[str, Any]] = []
     looked_at, left = 0, ready(invocation, vhost, queue, waiting=waiting)
     with progress(f"Searching {queue}"):

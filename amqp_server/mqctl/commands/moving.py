@@ -11,10 +11,11 @@ from typing import IO, Any, NamedTuple, cast
 
 import click
 
-from amqp_server.mqctl.client import DATA_ERROR, UNAVAILABLE, Failure
+from amqp_server.mqctl.client import DATA_ERROR, UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.files import STDIO, private
-from amqp_server.mqctl.looking import conditions, given, pages, ready, seen
+from amqp_server.mqctl.looking import conditions, pages, ready, seen
+from amqp_server.mqctl.looking import waiting as waiting_option
 from amqp_server.mqctl.progress import progress
 
 #: Messages that one request moves, at most.
@@ -42,23 +43,22 @@ _WRONG_LINE = re.compile(r"line (\d+): ")
     type=click.IntRange(1),
     help="Number of messages to move; by default all that the queue has now, or all that fulfil the conditions.",
 )
+@waiting_option
 @pass_invocation
 def move(
     invocation: Invocation,
     vhost: str,
     queue: str,
     destination: str,
-    header: str | None,
-    routing_key: str | None,
-    contains: str | None,
+    wanted: dict[str, str],
     count: int | None,
+    waiting: bool,
 ) -> None:
     # An unknown destination is an error also if there is nothing to move.
     invocation.client.get("queues", vhost, destination)
-    wanted = given(header, routing_key, contains)
     with progress(f"Moving messages to {destination}"):
-        if wanted:
-            moved, refused = _move_some(invocation, vhost, queue, destination, wanted, count)
+        if wanted or waiting:
+            moved, refused = _move_some(invocation, vhost, queue, destination, wanted, count, waiting=waiting)
         else:
             moved, refused = _move_first(invocation, vhost, queue, destination, count)
     if refused:
@@ -94,20 +94,26 @@ def _move_some(
     destination: str,
     wanted: dict[str, str],
     count: int | None,
+    *,
+    waiting: bool,
 ) -> tuple[int, int]:
     moved = 0
 
     def ask(after: str, look: int) -> dict[str, int]:
         left = {} if count is None else {"count": min(count - moved, MOVED_AT_ONCE)}
-        asked = {"destination": destination, "after": after, **wanted, **left}
+        asked = {"destination": destination, "after": after, **wanted, **left, **_also(waiting)}
         told: dict[str, int] = invocation.client.post("queues", vhost, queue, "move", body=asked)
         return told
 
-    for told in pages("", ready(invocation, vhost, queue), ask):
+    for told in pages("", ready(invocation, vhost, queue, waiting=waiting), ask):
         moved += told["moved"]
         if told["refused"] or moved == count:
             return moved, told["refused"]
     return moved, 0
+
+
+def _also(waiting: bool) -> dict[str, bool]:
+    return {"waiting": True} if waiting else {}
 
 
 @mqctl.command(
@@ -122,10 +128,12 @@ def _move_some(
     type=click.IntRange(1, MOVED_AT_ONCE),
     help="Number of messages to look at; by default as many as the queue has now, 10000 at most.",
 )
+@waiting_option
 @pass_invocation
-def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None) -> None:
+def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None, waiting: bool) -> None:
+    asked = {"count": count, **_also(waiting)}
     with progress(f"Redriving messages of {queue}"):
-        told = invocation.client.post("queues", vhost, queue, "redrive", body={"count": count})
+        told = invocation.client.post("queues", vhost, queue, "redrive", body=asked)
     invocation.say(f"{told['moved']} messages went back to their queues, {told['kept']} stay")
 
 
@@ -136,28 +144,48 @@ def redrive(invocation: Invocation, vhost: str, queue: str, count: int | None) -
 @in_vhost
 @click.argument("name")
 @conditions
+@waiting_option
 @pass_invocation
-def purge_queue(
-    invocation: Invocation,
-    vhost: str,
-    name: str,
-    header: str | None,
-    routing_key: str | None,
-    contains: str | None,
-) -> None:
-    wanted = given(header, routing_key, contains)
+def purge_queue(invocation: Invocation, vhost: str, name: str, wanted: dict[str, str], waiting: bool) -> None:
     if not wanted:
+        if waiting:
+            raise Failure("--waiting needs conditions: without them, all messages are deleted", USAGE)
         invocation.client.delete("queues", vhost, name, "contents")
         return
 
     def ask(after: str, look: int) -> dict[str, int]:
-        asked = {"after": after, **wanted}
+        asked = {"after": after, **wanted, **_also(waiting)}
         told: dict[str, int] = invocation.client.post("queues", vhost, name, "purge", body=asked)
         return told
 
+    left = ready(invocation, vhost, name, waiting=waiting)
     with progress(f"Purging messages of {name}"):
-        purged = sum(told["purged"] for told in pages("", ready(invocation, vhost, name), ask))
+        purged = sum(told["purged"] for told in pages("", left, ask))
     invocation.say(f"{purged} messages were purged")
+
+
+@mqctl.command(
+    "cancel_messages",
+    help="Deletes the messages of a queue that have this message-id and wait before they are delivered: those of delayed delivery, and those that came back and wait for a retry. Exit code 69 if there is none.",
+)
+@in_vhost
+@click.argument("queue")
+@click.argument("message_id")
+@click.option("--hex", "in_hex", is_flag=True, help="MESSAGE_ID is in hexadecimal digits: it is no text.")
+@pass_invocation
+def cancel_messages(invocation: Invocation, vhost: str, queue: str, message_id: str, in_hex: bool) -> None:
+    asked: dict[str, Any] = {"message_id": message_id, "hex": in_hex}
+    cancelled = 0
+    with progress(f"Looking at messages of {queue}"):
+        while True:
+            told = invocation.client.post("queues", vhost, queue, "cancel", body=asked)
+            cancelled += told["cancelled"]
+            if told["next"] is None:
+                break
+            asked["after"] = told["next"]
+    if not cancelled:
+        raise Failure(f"no message with this id waits in queue '{queue}'", UNAVAILABLE)
+    invocation.say(f"{cancelled} messages were cancelled")
 
 
 @mqctl.command(
@@ -176,15 +204,12 @@ def copy(
     vhost: str,
     queue: str,
     destination: str,
-    header: str | None,
-    routing_key: str | None,
-    contains: str | None,
+    wanted: dict[str, str],
     limit: int | None,
     after: str,
 ) -> None:
     # An unknown destination is an error also if there is nothing to copy.
     invocation.client.get("queues", vhost, destination)
-    wanted = given(header, routing_key, contains)
     copied = 0
 
     def ask(after: str, look: int) -> dict[str, Any]:
@@ -225,13 +250,10 @@ def export(
     vhost: str,
     queue: str,
     file: str,
-    header: str | None,
-    routing_key: str | None,
-    contains: str | None,
+    wanted: dict[str, str],
     after: str,
     count: int | None,
 ) -> None:
-    wanted = given(header, routing_key, contains)
     left = ready(invocation, vhost, queue)
     place, written = after, 0
     try:

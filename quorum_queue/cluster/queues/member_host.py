@@ -161,6 +161,9 @@ class GroupHost(DeferredHost):
     def oldest_age_ms(self) -> int | None:
         return self.replica.machine.oldest_age_ms(self.services.clock.monotonic_ms() + self._time_ahead_ms)
 
+    def came_ms(self, position: int) -> int | None:
+        return self.replica.machine.arrivals.surely_came(position)
+
     @property
     def unacked_count(self) -> int:
         return self.replica.machine.unacked_count

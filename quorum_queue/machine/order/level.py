@@ -85,7 +85,7 @@ class Level:
     def insert(self, run: Run, apart_from: int) -> None:
         """Put messages that were never delivered to their positions, which others may have passed."""
         main, start = self.main, run.seqs.start
-        if not main.chunks or _last(main.last) < start:
+        if not main.chunks or last_position(main.last) < start:
             self.push(run, apart_from)
             return
         spot = main.find(start)
@@ -141,7 +141,7 @@ class Level:
         for run in pool:
             run.ready = True
         returned = self.returned
-        if len(pool) == 1 and returned and _last(returned.last) < pool[0].seqs.start:
+        if len(pool) == 1 and returned and last_position(returned.last) < pool[0].seqs.start:
             # Many single returns come in order; sorting each time would take quadratic time.
             if self.keeper.active:
                 self.keeper.keep(returned.last)
@@ -196,7 +196,7 @@ class Level:
         returned = self.returned
         spot = returned.find(run.seqs.start)
         following = returned.at(spot)
-        if following is None or _last(run) < following.seqs.start:
+        if following is None or last_position(run) < following.seqs.start:
             returned.insert(spot, run)
             return
         self.returned = RunList(_disjoint(sorted([*returned, run], key=_by_position)))
@@ -441,7 +441,8 @@ def _behind(runs: RunList, position: int) -> Iterator[tuple[Run, int]]:
         yield run, run.within(0, position)[1]
 
 
-def _last(run: Run) -> int:
+def last_position(run: Run) -> int:
+    """Return the position of its last message."""
     return run.seqs[-1]
 
 
@@ -460,4 +461,12 @@ def _disjoint(pool: list[Run]) -> list[Run]:
     return singles
 
 
-__all__ = ["LOOKS_MAX", "PACKED_BEHIND", "Level", "cut_out", "without_expired", "without_positions"]
+__all__ = [
+    "LOOKS_MAX",
+    "PACKED_BEHIND",
+    "Level",
+    "cut_out",
+    "last_position",
+    "without_expired",
+    "without_positions",
+]

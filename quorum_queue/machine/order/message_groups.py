@@ -23,6 +23,7 @@ from operator import attrgetter
 from typing import Final
 from zlib import crc32
 
+from quorum_queue.empty import NO_DICT
 from quorum_queue.machine.consumers import NO_KEEPER, Consumer, Consumers, Keeper
 from quorum_queue.machine.order.level import Level, cut_out, without_expired, without_positions
 from quorum_queue.machine.order.run_list import RunList
@@ -125,11 +126,44 @@ def gathered(deliveries: list[Delivery]) -> list[Delivery]:
 class Holder:
     """Who has a group, and how many of its messages unacked."""
 
-    __slots__ = ("consumer", "count")
+    __slots__ = ("consumer", "count", "others")
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
         self.count = 0
+        #: Others that have messages of the group since before the queue had groups, with their numbers. The
+        #: first of all by its key has the group, whatever the order in which they are found.
+        self.others: dict[Consumer, int] = NO_DICT
+
+    def add(self, consumer: Consumer, count: int) -> None:
+        if consumer is self.consumer:
+            self.count += count
+            return
+        others = dict(self.others)
+        others[consumer] = others.get(consumer, 0) + count
+        if self.count:
+            others[self.consumer] = self.count
+        self._choose(others)
+
+    def take(self, consumer: Consumer, count: int) -> None:
+        if consumer is self.consumer:
+            self.count -= count
+            if self.count <= 0 and self.others:
+                self._choose(self.others)
+        elif consumer in self.others:
+            left = self.others[consumer] - count
+            self.others = {other: have for other, have in self.others.items() if other is not consumer}
+            if left > 0:
+                self.others[consumer] = left
+
+    def _choose(self, having: dict[Consumer, int]) -> None:
+        self.consumer = min(having, key=_key)
+        self.count = having[self.consumer]
+        self.others = {other: count for other, count in having.items() if other is not self.consumer}
+
+
+def _key(consumer: Consumer) -> str:
+    return repr(consumer.key)
 
 
 class Next:
@@ -215,7 +249,10 @@ class GroupedReady(Ready):
         holder = self._holders.get(group)
         if holder is None:
             holder = self._holders[group] = Holder(consumer)
-        holder.count += count
+        if consumer is holder.consumer:
+            holder.count += count
+        else:
+            holder.add(consumer, count)
 
     def release(self, runs: Iterable[Run], consumer: Consumer) -> None:
         """A consumer holds these messages no more."""
@@ -223,18 +260,21 @@ class GroupedReady(Ready):
             if consumer.position:
                 self.unblock(run)
             elif run.heads is None:
-                self._release(group_of(run.head), len(run.seqs))
+                self._release(group_of(run.head), len(run.seqs), consumer)
             else:
                 for head in run.heads:
-                    self._release(group_of(head), 1)
+                    self._release(group_of(head), 1, consumer)
 
-    def _release(self, group: bytes, count: int) -> None:
+    def _release(self, group: bytes, count: int, consumer: Consumer) -> None:
         holder = self._holders.get(group)
         if holder is None:
             return
-        holder.count -= count
+        holder.take(consumer, count)
         if holder.count <= 0:
             del self._holders[group]
+            self._ripen(group)
+        elif holder.consumer is not consumer:
+            # Another one has the group now, or had it before.
             self._ripen(group)
 
     def block(self, run: Run) -> None:

@@ -60,6 +60,11 @@ class Arrivals:
         at = bisect_right(self.positions, position)
         return self.times[at - 1] if at else None
 
+    def surely_came(self, position: int) -> int | None:
+        """As `time_of`; None also if the message only was there at that time, and may have come before."""
+        at = bisect_right(self.positions, position)
+        return self.times[at - 1] if at and self.positions[at - 1] else None
+
     def _thin_out(self, now_ms: int) -> None:
         positions, times = self.positions, self.times
         kept = [0]

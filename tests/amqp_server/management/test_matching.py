@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from amqp_server.management.messages import moving, peeking
+from amqp_server.management.messages import cancelling, moving, peeking
 from quorum_queue.machine import versions
 
 from .conftest import Connect, ManagedNode
@@ -158,6 +158,56 @@ async def test_conditions_wait_for_the_last_node(
     for path, body in (("old/purge", {}), ("old/move", {"destination": "new"})):
         answer = await client.post(f"queues/%2F/{path}", json=body | {"contains": "x"})
         assert answer.status_code == 400 and "all run this version" in answer.text
+    monkeypatch.setattr(node.broker.replication, "version", versions.CANCELS - 1, raising=False)
+    asked: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("old/purge", {"contains": "x", "waiting": True}),
+        ("old/purge", {"since": "1h"}),
+        ("old/move", {"destination": "new", "waiting": True}),
+        ("old/redrive", {"waiting": True}),
+        ("old/cancel", {"message_id": "x"}),
+        ("old/copy", {"destination": "new", "message_id": "x"}),
+    )
+    for path, given in asked:
+        answer = await client.post(f"queues/%2F/{path}", json=given)
+        assert answer.status_code == 400 and "all run this version" in answer.text
     # Copies take nothing out of the queue.
     assert (await post(client, "old/copy", destination="new", contains="x"))["copied"] == 1
     assert node.ready("old") == 3
+
+
+async def test_requests_to_cancel_that_make_no_sense(connect: Connect, node: ManagedNode) -> None:
+    client = connect("admin")
+    await client.put("queues/%2F/old", json={})
+    await client.put("queues/%2F/log", json={"arguments": {"x-queue-type": "stream"}})
+    for path, body, status in (
+        ("old/cancel", {}, 400),
+        ("old/cancel", {"message_id": ""}, 400),
+        ("old/cancel", {"message_id": "x" * 256}, 400),
+        ("old/cancel", {"message_id": "xyz", "hex": True}, 400),
+        ("old/cancel", {"message_id": "x", "after": "0.1"}, 400),
+        ("old/cancel", {"message_id": "x", "after": "-1"}, 400),
+        ("log/cancel", {"message_id": "x"}, 400),
+        ("nowhere/cancel", {"message_id": "x"}, 404),
+    ):
+        answer = await client.post(f"queues/%2F/{path}", json=body)
+        assert answer.status_code == status, (path, body, answer.text)
+    node.broker.access.permissions.set("manager", "/", ".*", ".*", "^$")
+    answer = await connect("manager").post("queues/%2F/old/cancel", json={"message_id": "x"})
+    assert answer.status_code == 401
+
+
+async def test_a_cancel_looks_at_all_that_waits_in_parts(
+    connect: Connect, node: ManagedNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(peeking, "COUNT_MAX", 3)
+    client = connect("admin")
+    await client.put("queues/%2F/old", json={"arguments": {"x-delayed": True}})
+    for number in range(10):
+        await fill(client, "old", str(number), message_id=str(number % 9), headers={"x-delay": 60_000})
+    assert await post(client, "old/cancel", message_id="0") == {"cancelled": 2, "looked_at": 10, "next": None}
+    monkeypatch.setattr(cancelling, "CANCEL_LOOKS", 3)
+    told = await post(client, "old/cancel", message_id="8")
+    assert (told["cancelled"], told["looked_at"]) == (0, 3)
+    told = await post(client, "old/cancel", message_id="8", after=told["next"])
+    told = await post(client, "old/cancel", message_id="8", after=told["next"])
+    assert told["cancelled"] == 1

@@ -208,6 +208,25 @@ def test_topology_and_messages(mqctl: Mqctl) -> None:
     assert second[:4] == ["", "t q/1", "0", "false"]
     assert ok(mqctl("get", "t q/1")).out == ""
 
+    waits = ("-P", 'headers={"x-delay": 600000}')
+    ok(mqctl("declare_queue", "t later", "-a", "x-delayed=true"))
+    ok(mqctl("declare_queue", "t other"))
+    for number in "12344":
+        ok(mqctl("publish", "", "t later", number, *waits, "-P", f"message_id={number}"))
+    assert ok(mqctl("cancel_messages", "t later", "4")).out == "2 messages were cancelled\n"
+    gone = mqctl("cancel_messages", "t later", "4")
+    assert (gone.code, gone.err) == (69, "Error: no message with this id waits in queue 't later'\n")
+    assert ok(mqctl("purge_queue", "t later", "--message-id", "1")).out == "0 messages were purged\n"
+    out = ok(mqctl("purge_queue", "t later", "--message-id", "1", "--since", "15m", "--waiting")).out
+    assert out == "1 messages were purged\n"
+    assert mqctl("purge_queue", "t later", "--waiting").code == 64
+    assert mqctl("search", "t later", "--since", "soon", "--waiting").code
+    assert ok(mqctl("move", "t later", "t other", "--waiting")).out == "2 messages were moved\n"
+    out = ok(mqctl("redrive", "t other", "--waiting")).out
+    assert out == "0 messages went back to their queues, 2 stay\n"
+    for queue in ("t later", "t other"):
+        ok(mqctl("delete_queue", queue))
+
     ok(mqctl("publish", "", "t q/1", "x"))
     shown = ("list_queues", "state", "deliveries_paused", "publishes_paused", "protected_from_deletion")
     ok(mqctl("pause_queue", "t q/1", "--deliveries"))

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from tests.quorum_queue.cluster.broker import SimulatedQueue
     from tests.quorum_queue.cluster.node import SimulatedNode
 
+#: In the key of a client's getter that picks messages, in the place that says whether a getter acks.
+PICKS = 2
 PRIORITIES = (0, 0, 0, 0, 1, 3, 31, PRIORITY_ZERO)
 
 
@@ -156,10 +158,11 @@ class Client:
         self.random = random
         #: Of its own, so that what else happens does not depend on it.
         self.waits = Random(f"{node.name} {number}")
+        self.picks = Random(f"{node.name} {number} picks")
         self.levels = levels
         self.publishers: dict[str, Publisher] = {}
         self.consumers: list[Holder] = []
-        self.getters: dict[tuple[str, bool], Holder] = {}
+        self.getters: dict[tuple[str, int], Holder] = {}
         self.tags = 0
         #: Requests whose answers are still due, by kind.
         self.asked: dict[tuple[str, int], None] = {}
@@ -246,7 +249,26 @@ class Client:
         queue.host.attach(consumer, attached)
         return f"consumes from {queue.name} as {holder.key}"
 
+    def pick(self, queue: SimulatedQueue) -> str | None:
+        """Take a message that waits; None if this node knows of none."""
+        machine = queue.host.replica.machine if isinstance(queue.host, GroupHost) else None
+        if machine is None or not machine.delayed.count or machine.version < versions.CANCELS:
+            return None
+        due_ms, run = self.picks.choice(list(machine.delayed.items()))
+        position = self.picks.choice(run.seqs)
+        holder = self.getters.get((queue.name, PICKS))
+        if holder is None:
+            key = (self.number, 1, None, PICKS)
+            holder = self.getters[queue.name, PICKS] = Holder(self, queue, key, no_ack=False)
+        consumer = Consumer(holder.key, sink=holder, position=position, due_ms=due_ms)
+        self.ask_for_one(holder, consumer, self.ask("get"))
+        return f"picks {position} out of {queue.name}"
+
     def get(self, queue: SimulatedQueue) -> str:
+        if self.picks.random() < 0.4:
+            picked = self.pick(queue)
+            if picked is not None:
+                return picked
         no_ack = self.random.random() < 0.3
         holder = self.getters.get((queue.name, no_ack))
         if holder is None:

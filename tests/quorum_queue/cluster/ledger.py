@@ -81,6 +81,8 @@ class Ledger:
         self.acquired: dict[int, int] = {}
         #: Until when messages wait, at most; and those that waited before they were delivered first.
         self.waits: dict[int, int] = {}
+        #: Messages that were picked while they waited.
+        self.picked: dict[int, None] = {}
         self.overtaken: dict[int, int] = {}
         self.ranks: dict[int, int] = {}
         self.dead_lettering: dict[int, None] = {}
@@ -303,6 +305,10 @@ class Ledger:
             verb == "detach" and command is not None and command[2]
         ):
             for seq in released:
+                if seq in self.picked:
+                    del self.picked[seq]
+                    self.note("picked, and came back")
+                    continue
                 self.returns[seq] = self.returns.get(seq, 0) + 1
                 if self.machine.counts_failures:
                     self.acquired[seq] = self.acquired.get(seq, 0) + 1
@@ -319,7 +325,9 @@ class Ledger:
         new: list[int] = []
         if command is not None and verb == "configure":
             self.paused = command[1].deliveries_paused, command[1].publishes_paused
-        elif self.paused[0] and len(effects.deliveries) > starts[1]:
+        elif self.paused[0] and not all(
+            consumer.position for consumer, _, _ in effects.deliveries[starts[1] :]
+        ):
             raise self.fail(f"{verb or 'the end of an entry'} hands out messages while deliveries are paused")
         if len(effects.refused) > refused and self.paused[1]:
             self.note("refused by a paused queue")
@@ -452,12 +460,19 @@ class Ledger:
             if seq not in self.live or seq in self.holder or seq in self.dead_lettering:
                 raise self.fail(f"message {seq} is handed to {consumer.key} and is not ready")
             returns, fails = self.returns.get(seq, 0), self.fails.get(seq, 0)
-            if self.waits.get(seq, 0) > self.now_ms:
-                raise self.fail(f"message {seq} should wait until {self.waits[seq]}")
-            if self.machine.ready.strict:
-                self._check_rank(seq, consumer, given)
-            if self.machine.grouped is not None:
-                self._check_group(seq, consumer, given)
+            if consumer.due_ms:
+                if self.waits.get(seq, 0) != consumer.due_ms or seq != consumer.position:
+                    raise self.fail(f"message {seq} is picked and does not wait until {consumer.due_ms}")
+                self.picked[seq] = None
+                self.note("picked")
+            else:
+                if self.waits.get(seq, 0) > self.now_ms:
+                    raise self.fail(f"message {seq} should wait until {self.waits[seq]}")
+                self.picked.pop(seq, None)
+                if self.machine.ready.strict:
+                    self._check_rank(seq, consumer, given)
+                if self.machine.grouped is not None:
+                    self._check_group(seq, consumer, given)
             if run.redelivered != (returns > 0):
                 raise self.fail(f"message {seq} came back {returns} times, redelivered is {run.redelivered}")
             self.times[seq] = self.times.get(seq, 0) + 1

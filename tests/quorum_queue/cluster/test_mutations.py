@@ -28,7 +28,8 @@ from quorum_queue.cluster.snapshots.transfer import Receiving
 from quorum_queue.cluster.unopened_groups import UnopenedGroups
 from quorum_queue.machine import machine
 from quorum_queue.machine.consumers import Consumer
-from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.order.message_groups import GroupedReady
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import ACKNOWLEDGED
@@ -39,7 +40,7 @@ from quorum_queue.message_status import answers
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.leading import Leadership
 from tests.clocks import ManualClock
-from tests.quorum_queue import test_clock, test_message_groups
+from tests.quorum_queue import test_clock, test_message_groups, test_picks
 from tests.quorum_queue.cluster import (
     simulation,
     test_cold_bodies,
@@ -130,6 +131,17 @@ def forgets_waits() -> Callable[..., Any]:
         run = restored(stored)
         run.waits_until = 0
         return run
+
+    return mutant
+
+
+def puts_back_at_once() -> Callable[..., Any]:
+    put_back = Machine._put_picked
+
+    def mutant(self: Machine, meta: Meta, runs: list[Run], effects: Effects) -> None:
+        for run in runs:
+            run.waits_until = 0
+        put_back(self, meta, runs, effects)
 
     return mutant
 
@@ -344,6 +356,8 @@ MUTATIONS = [
              lambda: test_read_index.test_a_delete_if_empty_is_decided_by_the_log("c")),
     Mutation("counts are those of the asked node", Group, "catch_up", lambda self, done: done(True)),
     Mutation("a snapshot forgets which messages wait for their first delivery", snapshot, "_run", forgets_waits()),
+    Mutation("what was picked while it waited comes at once when it comes back", Machine, "_put_picked", puts_back_at_once(),
+             lambda: test_picks.test_what_was_picked_while_it_waited_goes_on_waiting("node_down", strict=True)),
     Mutation("a snapshot forgets who has a message group", snapshot, "_hold", holds_no_groups(),
              lambda: seed(144)),
     Mutation("a message group goes on while one of its messages waits", GroupedReady, "block", nothing,

@@ -20,6 +20,7 @@ from amqp_server.wire import content, frames
 from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine import versions
 from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.ready import Place
 from quorum_queue.ports import Refused
 from tests.amqp_server.connection.node import CAPABILITIES, Delivery, decoded
 from tests.turns import Violation
@@ -377,11 +378,11 @@ class Client:
                 return f"moves {body!r}"
             self.send(commands.Basic.Nack(delivery_tag=tag, requeue=True))
             return f"gives {body!r} back"
-        queue_id, positions = self.queue_id(name), self._ready_at(name)
-        if not positions or self.session.channels.get(self.channel) is None:
+        queue_id, places = self.queue_id(name), self._places_in(name)
+        if not places or self.session.channels.get(self.channel) is None:
             return "finds nothing to pick"
         queue = self.node.broker.vhost(self.vhost).queues[name]
-        wanted = picks.sample(positions, min(len(positions), 3))
+        wanted = picks.sample(places, min(len(places), 3))
 
         def told(got: Picked | Refused | None) -> None:
             if not isinstance(got, Picked):
@@ -397,16 +398,16 @@ class Client:
             self.node.turn.run(lambda: pick(channel, queue, wanted, told))
         except AMQPError as error:
             return f"picks nothing: {error}"
-        return f"picks {wanted} from {name}"
+        return f"picks {[place.position for place in wanted]} from {name}"
 
-    def _ready_at(self, name: str) -> list[int]:
-        """Return the positions of ready messages, as some node knows them."""
+    def _places_in(self, name: str) -> list[Place]:
+        """Return the places of ready messages, as some node knows them."""
         for node in (self.node, *self.world.running):
             queue = node.broker.vhost(self.vhost).queues.get(name)
             host: Any = None if queue is None else queue.host
             machine = getattr(getattr(host, "replica", host), "machine", None)
             if isinstance(machine, Machine) and machine.ready.count:
-                return [seq for run in machine.ready.runs() for seq in run.seqs]
+                return [Place(0, seq) for run in machine.ready.runs() for seq in run.seqs]
         return []
 
     def consume(self, name: str, arguments: dict[str, Any] | None = None) -> str:

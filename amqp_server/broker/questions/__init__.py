@@ -1,0 +1,1 @@
+"""Questions and requests that clients send as messages to names which no queue can have."""
