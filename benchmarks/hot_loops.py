@@ -14,7 +14,8 @@ from typing import Any
 
 from pamqp import commands
 
-from amqp_server.streams.layout.encode import Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.wire import acks, intake
 from amqp_server.wire.deliver import DeliverTemplate
 from amqp_server.wire.intake import Publisher, PublishRoute, Segment
