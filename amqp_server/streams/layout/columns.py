@@ -24,7 +24,7 @@ from amqp_server.streams.layout.stored_message import cut_out
 from persistence.streams.batch import SHAPE_BYTES
 
 #: Fewer messages are encoded faster one by one.
-COLUMNS_MIN: Final = 6
+COLUMNS_MIN: Final = 8
 #: In a content header's frame: position of its length, behind which come class, weight, and size of the body.
 _LENGTH_AT: Final = 3
 #: The same, counted from the length: class, the lower half of the body's size, and the property flags.
@@ -37,7 +37,7 @@ _OFFSET_BYTES: Final = len(OFFSET_FIELD) + 8
 #: What a body frame on channel 1 begins with.
 MARK: Final = b"\x03\x00\x01"
 _LOWS: Final = bytes(range(256))
-LOW: Final = [bytes((value,)) for value in range(256)]
+_LOW: Final = [bytes((value,)) for value in range(256)]
 
 
 def _same(parts: list[Any]) -> bool:
@@ -258,6 +258,18 @@ class Columns:
         return len(one) == len(other) and one[:begin] == other[:begin]
 
 
+def kind_of(content: bytes) -> bytes:
+    """Return the bytes that are the same in all messages of some columns; none if the message is in no
+    columns, because it is large or has several body frames.
+    """
+    begin = fields_in(content)[0]
+    at = 8 + int.from_bytes(content[_LENGTH_AT:7], "big")
+    size = int.from_bytes(content[_LENGTH_AT + _BODY : FLAGS_AT], "big")
+    if len(content) > LARGE_CONTENT_BYTES or len(content) - at != (size + 8 if size else 0):
+        return b""
+    return content[FLAGS_AT : begin - 4 if content[FLAGS_AT] & HAS_HEADERS else begin]
+
+
 def columns_of(
     contents: list[bytes],
     lengths: list[int],
@@ -358,19 +370,25 @@ def columns_of(
         found._parts += ([b"\x00"] * count, heads)
     found._parts.append(found._rows)
     if has_table:
-        found._parts += (fields, *_offsets(offset, count))
+        found._parts += (fields, *offset_columns(OFFSET_FIELD, offset, count))
     found._parts += rests
     return found
 
 
-def _offsets(offset: int, count: int) -> tuple[list[bytes], list[bytes]]:
-    """Return the field with the offset of consecutive messages: all but its last byte, and that."""
-    low = offset & 255
-    before: list[bytes] = []
-    while len(before) < count:
-        part = min(256 - (offset + len(before) & 255), count - len(before))
-        before += [OFFSET_FIELD + (offset + len(before) >> 8).to_bytes(7, "big")] * part
-    return before, (LOW * (count // 256 + 2))[low : low + count]
+def offset_columns(before: bytes, offset: int, count: int) -> list[list[bytes]]:
+    """Return `before` and an offset in two parts, the last byte apart, for consecutive offsets."""
+    uppers: list[bytes] = []
+    while len(uppers) < count:
+        following = offset + len(uppers)
+        part = min(256 - (following & 255), count - len(uppers))
+        uppers += [before + (following >> 8).to_bytes(7, "big")] * part
+    return [uppers, low_bytes(offset, count)]
+
+
+def low_bytes(number: int, count: int) -> list[bytes]:
+    """Return the last bytes of consecutive numbers."""
+    low = number & 255
+    return (_LOW * ((low + count >> 8) + 1))[low : low + count]
 
 
 def _rests(
@@ -392,4 +410,4 @@ def _rests(
     return [tails, marks, bodies]
 
 
-__all__ = ["COLUMNS_MIN", "LOW", "MARK", "Columns", "columns_of", "joined"]
+__all__ = ["COLUMNS_MIN", "MARK", "Columns", "columns_of", "joined", "kind_of", "low_bytes", "offset_columns"]

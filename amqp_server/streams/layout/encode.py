@@ -5,15 +5,24 @@ An item has all bytes behind the delivery tag of a delivery: the flag `redeliver
 routing, the end of the method frame, and the content frames, for channel 1. Its headers already end with the
 field `x-stream-offset`. So one `join` delivers a run of items of one size (see deliver.py).
 """
+# ruff: noqa: B905  # Compiled code makes a loop only of a zip without `strict`.
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import accumulate, chain, repeat
+from itertools import accumulate, groupby
 from typing import Final
 
-from amqp_server.streams.layout.columns import COLUMNS_MIN, LOW, MARK, Columns, columns_of, joined
+from amqp_server.streams.layout.columns import (
+    COLUMNS_MIN,
+    MARK,
+    Columns,
+    columns_of,
+    joined,
+    kind_of,
+    offset_columns,
+)
 from amqp_server.streams.layout.deduplication import last_names
 from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES, LargeItem
 from amqp_server.streams.layout.layouts import FLAGS_AT, OFFSET_FIELD, STREAM, Layout, Layouts, fields_in
@@ -28,7 +37,6 @@ from quorum_queue.machine.run import LargeRun, Run
 BATCH_BYTES: Final = 256 * 1024
 #: Runs of at most this many messages are encoded together with others.
 SHORT_RUN: Final = 64
-_flatten = chain.from_iterable
 
 
 def _begin_with(contents: list[bytes], front: bytes) -> bool:
@@ -39,6 +47,15 @@ def _begin_with(contents: list[bytes], front: bytes) -> bool:
 
 def _same(lengths: list[int]) -> bool:
     return lengths.count(lengths[0]) == len(lengths)
+
+
+def _change_often(contents: list[bytes]) -> bool:
+    """Return whether the property flags or the content type change so often that most messages have few
+    neighbours of their kind.
+    """
+    beginnings = [content[FLAGS_AT : FLAGS_AT + 3] for content in contents]
+    changes = sum([one != other for one, other in zip(beginnings, beginnings[1:])])
+    return changes * COLUMNS_MIN > len(contents)
 
 
 def _in_one_frame(first: bytes, front: bytes) -> bool:
@@ -212,7 +229,7 @@ class Encoder:
 
     def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
         """Add messages that share one head, or have one head each."""
-        count, start = len(contents), 0
+        count = len(contents)
         first = contents[0]
         front = first[: 8 + int.from_bytes(first[3:7], "big")]
         if count == 1:
@@ -227,11 +244,46 @@ class Encoder:
             if _begin_with(contents, front[: fields_in(front)[0]]):
                 self._add_of_one_size(contents, heads, front, channel)
                 return
-        if count >= COLUMNS_MIN:
-            columns = columns_of(contents, lengths, heads, channel, self.next_offset, self._layouts)
-            if columns is not None:
-                self._add_columns(columns)
-                return
+        if count < COLUMNS_MIN:
+            self._add_by_size(contents, heads, channel)
+        elif self._add_by_columns(contents, lengths, heads, channel):
+            pass
+        elif _change_often(contents):
+            self._add_by_size(contents, heads, channel)
+        else:
+            self._add_by_kind(contents, lengths, heads, channel)
+
+    def _add_by_columns(
+        self, contents: list[bytes], lengths: list[int], heads: list[bytes], channel: int
+    ) -> bool:
+        """Add messages of one kind, whose lengths are these; return whether they are of one kind."""
+        columns = columns_of(contents, lengths, heads, channel, self.next_offset, self._layouts)
+        if columns is None:
+            return False
+        self._add_columns(columns)
+        return True
+
+    def _add_by_kind(
+        self, contents: list[bytes], lengths: list[int], heads: list[bytes], channel: int
+    ) -> None:
+        """Add messages of several kinds; neighbours of one kind go together."""
+        start, one = 0, len(heads) == 1
+        for kind, group in groupby([kind_of(each) for each in contents]):
+            stop = start + len(list(group))
+            part, own = contents[start:stop], heads if one else heads[start:stop]
+            if (
+                not kind
+                or len(part) < COLUMNS_MIN
+                or not self._add_by_columns(part, lengths[start:stop], own, channel)
+            ):
+                self._add_by_size(part, own, channel)
+            start = stop
+
+    def _add_by_size(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
+        """Add messages; neighbours of one length go together if they begin with the same bytes up to their
+        headers.
+        """
+        start, count, one = 0, len(contents), len(heads) == 1
         while start < count:
             first = contents[start]
             size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
@@ -303,6 +355,10 @@ class Encoder:
             fields = [content[begin:end] for content in contents]
             if one_frame and len(contents[0]) <= LARGE_CONTENT_BYTES and STREAM not in b"".join(fields):
                 self._add_unlike(contents, heads, front, channel, fields)
+                return
+        if one_frame and len(contents) >= COLUMNS_MIN:
+            lengths = [len(contents[0])] * len(contents)
+            if self._add_by_columns(contents, lengths, heads, channel):
                 return
         self._add_by_front(contents, heads, channel)
 
@@ -450,19 +506,11 @@ class Encoder:
             self._items += (pre, offset.to_bytes(8, "big"), post, contents[0][at:])
             return
         bodies = [content[at:] for content in contents]
-        middle = pre if len(heads) == 1 else pre[1 + len(heads[0]) :]
-        done = 0
-        while done < count:
-            low = offset & 255
-            part = min(256 - low, count - done)
-            stop = done + part
-            starts = [middle + (offset >> 8).to_bytes(7, "big")] * part
-            columns = [starts, LOW[low : low + part], [post] * part, bodies[done:stop]]
-            if len(heads) > 1:
-                columns = [[b"\x00"] * part, heads[done:stop], *columns]
-            self._items.append(joined(columns, 0, part))
-            offset += part
-            done = stop
+        if len(heads) == 1:
+            columns = offset_columns(pre, offset, count)
+        else:
+            columns = [[b"\x00"] * count, heads, *offset_columns(pre[1 + len(heads[0]) :], offset, count)]
+        self._items.append(joined([*columns, [post] * count, bodies], 0, count))
 
     def _put_unlike(
         self, heads: list[bytes], opening: bytes, fields: list[bytes], rests: list[bytes]
@@ -470,23 +518,11 @@ class Encoder:
         """Put items of these parts: a head if they have one each, `opening`, the fields, the offset, the
         rest.
         """
-        offset, count, done = self.next_offset, len(rests), 0
-        while done < count:
-            low = offset & 255
-            part = min(256 - low, count - done)
-            stop = done + part
-            middle = OFFSET_FIELD + (offset >> 8).to_bytes(7, "big")
-            lows, ends = LOW[low : low + part], rests[done:stop]
-            own = fields[done:stop]
-            if heads:
-                each = zip(
-                    repeat(b"\x00"), heads[done:stop], repeat(opening), own, repeat(middle), lows, ends
-                )
-                self._items.append(b"".join(_flatten(each)))
-            else:
-                self._items.append(b"".join(_flatten(zip(repeat(opening), own, repeat(middle), lows, ends))))
-            offset += part
-            done = stop
+        count = len(rests)
+        columns = [[opening] * count, fields, *offset_columns(OFFSET_FIELD, self.next_offset, count), rests]
+        if heads:
+            columns = [[b"\x00"] * count, heads, *columns]
+        self._items.append(joined(columns, 0, count))
 
     def _note_layout(self, shape: Shape, layout: Layout, pre: bytes, *, keyed: bool) -> None:
         """Note messages of this shape and layout; the first of them begins with `pre`."""
