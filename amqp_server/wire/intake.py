@@ -12,7 +12,7 @@ decodes it with pamqp and finds the right error. So this file refuses nothing an
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -66,6 +66,18 @@ class Memo(Protocol):
     def clear(self) -> None: ...
 
 
+class Resolver(Protocol):
+    """Finds the route of each message of a publish frame."""
+
+    def __call__(self, payload: bytes) -> PublishRoute | None:
+        """Return the route of a message with this content header; None if the slow path has to find it. Tell
+        the publisher if the next messages go the same way.
+        """
+
+    def passed(self, count: int) -> None:
+        """So many messages went the same way as the last one."""
+
+
 class PublishRoute:
     """Targets of the messages of one publish frame, for one generation of the topology."""
 
@@ -93,7 +105,7 @@ class PublishRoute:
         head: bytes,
         mandatory: bool,
         targets: tuple[Any, ...] = (),
-        resolve: Callable[[bytes], PublishRoute | None] | None = None,
+        resolve: Resolver | None = None,
         counted: Any = None,
     ) -> None:
         #: The whole method frame.
@@ -110,8 +122,7 @@ class PublishRoute:
         self.counted = counted
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
-        #: If routing depends on the message, or takes long: returns the route for a content header's payload;
-        #: None if the slow path has to find it.
+        #: If routing depends on the message, or takes long.
         self.resolve = resolve
 
 
@@ -288,6 +299,7 @@ class Publisher:
         "_memo",
         "_misses",
         "_shapes",
+        "ahead",
         "cut",
         "frame_max",
         "knows_levels",
@@ -323,6 +335,8 @@ class Publisher:
         #: True if the turn was over after the last message was routed: the next message belongs to another
         #: turn.
         self.cut = False
+        #: How many of the next messages of the same publish frame go the way of the one that was just routed.
+        self.ahead = 0
         self._interned: dict[tuple[Any, ...], Attributes] = {}
         #: By size, flags and stamp of a content header: the mask of deciding bits, their values, and the
         #: attributes.
@@ -497,6 +511,8 @@ def take(
     # Bytes of headers that were walked property by property.
     walked = 0
     attributes: Attributes | None = None
+    # Messages that go the way of the last one that was routed by itself: all of them, and those left.
+    granted = ahead = 0
     last = publisher.last_header
     if last is not None:
         template, stride, header_bytes = last.framed, last.stride, last.header_bytes
@@ -575,12 +591,21 @@ def take(
             break
         assert attributes is not None
         to = route
-        if route.resolve is not None:
-            resolved = route.resolve(data[at + 7 : at + 7 + header_bytes])
-            if resolved is None:
-                outcome = Outcome.SLOW
-                break
-            to = resolved
+        resolve = route.resolve
+        if resolve is not None:
+            if ahead and target is not None:
+                ahead -= 1
+                to = target
+            else:
+                if granted:
+                    resolve.passed(granted)
+                publisher.ahead = granted = ahead = 0
+                resolved = resolve(data[at + 7 : at + 7 + header_bytes])
+                if resolved is None:
+                    outcome = Outcome.SLOW
+                    break
+                to = resolved
+                granted = ahead = publisher.ahead
         if to is not target or segment is None or segment.attributes is not attributes:
             segment = _switch(segments, segment, target, to, attributes)
             target = to
@@ -588,21 +613,23 @@ def take(
         append(data[at:after])
         pos = after
         again = startswith(key, pos)
-        if route.resolve is not None:
-            if publisher.cut:
-                publisher.cut = False
-                outcome = Outcome.OTHER
-                break
-        elif again and varied < VARIED:
+        if resolve is not None and publisher.cut:
+            publisher.cut = False
+            outcome = Outcome.OTHER
+            break
+        if again and varied < VARIED and (resolve is None or ahead):
             # Messages exactly like this one except for their bodies.
             whole = key + template
             whole_bytes = stride + key_bytes
+            before, stop = pos, end if resolve is None else min(end, pos + ahead * whole_bytes)
             while startswith(whole, pos):
                 after = pos + whole_bytes
-                if after > end or data[after - 1] != 0xCE:
+                if after > stop or data[after - 1] != 0xCE:
                     break
                 append(data[pos + key_bytes : after])
                 pos = after
+            if resolve is not None:
+                ahead -= (pos - before) // whole_bytes
             again = startswith(key, pos)
         if again:
             continue
@@ -611,8 +638,13 @@ def take(
         if known is None or known.publisher is not route.publisher:
             outcome = Outcome.OTHER
             break
+        if granted and route.resolve is not None:
+            route.resolve.passed(granted - ahead)
+            granted = ahead = 0
         route, key = known, following
         key_bytes = len(key)
+    if granted and route.resolve is not None:
+        route.resolve.passed(granted - ahead)
     if segment is not None and target is not None:
         _leave(segment, target)
     if walked and attributes is not None and len(template) <= LAST_BYTES_MAX:
