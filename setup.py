@@ -42,6 +42,7 @@ HOT = (
     "amqp_server.backpressure",
     "amqp_server.channel.",
     "amqp_server.connection.",
+    "amqp_server.streams.layout.",
     "amqp_server.turn",
     "amqp_server.wire.",
     "exchanges.router",

@@ -1,4 +1,4 @@
-"""Measures the hot loops in process, in ns a message: intake, machine, deliver, acks, appends to a stream.
+"""Measures the hot loops in process, in ns a message: intake, machine, deliver, acks, streams.
 
     python -m benchmarks.hot_loops
 
@@ -10,15 +10,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Any
 
 from pamqp import commands
 
-from amqp_server.streams.layout.encode import Encoder, Layouts
+from amqp_server.streams.layout.deliver import BatchReader
+from amqp_server.streams.layout.encode import Encoded, Encoder
+from amqp_server.streams.layout.layouts import Layouts
+from amqp_server.streams.members import entries
 from amqp_server.wire import acks, intake
 from amqp_server.wire.deliver import DeliverTemplate
 from amqp_server.wire.intake import Publisher, PublishRoute, Segment
 from benchmarks import frames
+from persistence.streams import batch as batches
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
@@ -94,34 +99,83 @@ def acks_ns(step: int) -> float:
     return best_ns(lambda: acks.take(data, 0, len(data)))
 
 
-def append_ns(properties: Callable[[int], commands.Basic.Properties | None], sizes: int = 1) -> float:
-    """Encode messages as a stream stores them; their bodies have this many sizes."""
-    published = [
+def published(properties: Callable[[int], commands.Basic.Properties | None], sizes: int) -> list[bytes]:
+    """Return the contents of messages for a stream; their bodies have this many sizes."""
+    messages = [
         frames.message("", "queue", b"x" * (128 + index % sizes), properties(index)) for index in range(COUNT)
     ]
-    contents = [each[8 + int.from_bytes(each[3:7], "big") :] for each in published]
-    layouts = Layouts()
+    return [each[8 + int.from_bytes(each[3:7], "big") :] for each in messages]
+
+
+def encoded(contents: list[bytes], layouts: Layouts, *, stamped: bool = False) -> list[Encoded]:
+    encoder = Encoder(layouts, 0, 0, stamped=stamped)
+    encoder.add(Run(range(COUNT), contents, b"\x00\x05queue"))
+    return encoder.finish()
+
+
+def append_ns(properties: Callable[[int], commands.Basic.Properties | None], sizes: int = 1) -> float:
+    """Encode messages as a stream stores them."""
+    contents, layouts = published(properties, sizes), Layouts()
+    return best_ns(lambda: encoded(contents, layouts))
+
+
+def append_by_member_ns(
+    properties: Callable[[int], commands.Basic.Properties | None], sizes: int = 1
+) -> float:
+    """Encode messages for the log of a group, and give them their offsets on a member."""
+    contents, layouts = published(properties, sizes), Layouts()
 
     def work() -> None:
-        encoder = Encoder(layouts, 0, 0)
-        encoder.add(Run(range(COUNT), contents, b"\x00\x05queue"))
-        encoder.finish()
+        batch = entries.encode_batch("a", 1, 1, encoded(contents, layouts, stamped=True))
+        _, (decoded,) = entries.decode_entry(entries.encode_entry(1, [batch]))
+        for append in decoded.appends:
+            entries.placed(append, 1_000, 1)
+
+    return best_ns(work)
+
+
+def replay_ns(
+    properties: Callable[[int], commands.Basic.Properties | None], sizes: int = 1, channel: int = 1
+) -> float:
+    """Decode messages of a stream, and make deliveries of them."""
+    stored = [b"".join(each.parts) for each in encoded(published(properties, sizes), Layouts())]
+    template = DeliverTemplate(channel, "ctag", 131_072)
+
+    def work() -> None:
+        for data in stored:
+            reader = BatchReader(batches.decode(batches.decode_head(data), data))
+            reader.take(reader.left, template, 1, [])
 
     return best_ns(work)
 
 
 def main() -> None:
     properties = commands.Basic.Properties
+
+    def own_id(index: int) -> commands.Basic.Properties:
+        return properties(message_id=str(10**9 + index))
+
+    def own_header(index: int) -> commands.Basic.Properties:
+        return properties(headers={"id": 10**9 + index, "kind": "a"}, delivery_mode=2)
+
+    def own_everything(index: int) -> commands.Basic.Properties:
+        return properties(
+            content_type="application/json",
+            headers={"id": 10**9 + index, "kind": "a" * (index % 7)},
+            delivery_mode=2,
+            correlation_id=str(index),
+            message_id=str(10**9 + index),
+            timestamp=datetime.fromtimestamp(1_700_000_000 + index, UTC),
+        )
+
+    def own_filter(index: int) -> commands.Basic.Properties:
+        value = ("red", "green", "blue")[index % 3]
+        return properties(headers={"id": 10**9 + index, "x-stream-filter-value": value}, delivery_mode=2)
+
     rows = [
         ("intake, all alike", intake_ns(lambda index: None)),
-        (
-            "intake, message-id and timestamp differ",
-            intake_ns(lambda index: properties(message_id=str(10**9 + index))),
-        ),
-        (
-            "intake, a headers table that differs",
-            intake_ns(lambda index: properties(headers={"id": 10**9 + index, "kind": "a"}, delivery_mode=2)),
-        ),
+        ("intake, message-id and timestamp differ", intake_ns(own_id)),
+        ("intake, a headers table that differs", intake_ns(own_header)),
         ("machine, enqueue and hand out", machine_ns(no_ack=True)),
         ("machine, with settle", machine_ns(no_ack=False)),
         ("deliver, same channel number", deliver_ns(1)),
@@ -129,18 +183,19 @@ def main() -> None:
         ("acks in order", acks_ns(1)),
         ("acks of every other tag", acks_ns(2)),
         ("stream, all alike", append_ns(lambda index: None)),
-        (
-            "stream, message-id differs",
-            append_ns(lambda index: properties(message_id=str(10**9 + index))),
-        ),
-        (
-            "stream, a headers table that differs",
-            append_ns(lambda index: properties(headers={"id": 10**9 + index, "kind": "a"}, delivery_mode=2)),
-        ),
-        (
-            "stream, message-id and size differ",
-            append_ns(lambda index: properties(message_id=str(10**9 + index)), sizes=61),
-        ),
+        ("stream, message-id differs", append_ns(own_id)),
+        ("stream, a headers table that differs", append_ns(own_header)),
+        ("stream, message-id and size differ", append_ns(own_id, sizes=61)),
+        ("stream, all properties alike", append_ns(lambda index: own_everything(0))),
+        ("stream, all properties and size differ", append_ns(own_everything, sizes=61)),
+        ("stream, filter value and size differ", append_ns(own_filter, sizes=61)),
+        ("stream of a cluster, all alike", append_by_member_ns(lambda index: None)),
+        ("stream of a cluster, message-id and size", append_by_member_ns(own_id, sizes=61)),
+        ("stream of a cluster, all differ", append_by_member_ns(own_everything, sizes=61)),
+        ("stream replay, all alike", replay_ns(lambda index: None)),
+        ("stream replay, message-id and size differ", replay_ns(own_id, sizes=61)),
+        ("stream replay, all differ", replay_ns(own_everything, sizes=61)),
+        ("stream replay, the same, another channel", replay_ns(own_everything, sizes=61, channel=2)),
     ]
     for name, cost in rows:
         print(f"{name:<42} {cost:7.0f} ns")

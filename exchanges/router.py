@@ -10,6 +10,7 @@ from exchanges.field import type_name
 from exchanges.local_random import anywhere
 from exchanges.matcher import Depends, Destinations, Matcher, Message
 from exchanges.registry import PREDECLARED, create_matcher
+from exchanges.super_stream import left_in_run
 from exchanges.topic import TopicMatcher
 
 __all__ = [
@@ -68,6 +69,8 @@ class Route(NamedTuple):
     #: What the exchanges on this way have looked at. For equal values of that, the way is the same, however
     #: other messages go.
     depends: Depends
+    #: If it depends on the nonce: for so many nonces after the given one the way is the same.
+    ahead: int = 0
 
 
 NOWHERE = Route((), _KEY)
@@ -494,6 +497,8 @@ class Router:
                     queues.update(destinations.queues)
             if not any(destinations.exchanges for destinations in matched):
                 depends = matcher.depends
+                if depends is Depends.KEYLESS and not routing_key:
+                    return Route(tuple(queues), Depends.NONCE, left_in_run(nonce))
                 return Route(tuple(queues), depends if depends is _KEY else _told(depends, routing_key))
         walk = Walk(self, exchange, (routing_key,), message, nonce)
         walk.take(matched)

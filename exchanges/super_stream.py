@@ -21,6 +21,11 @@ SEED = 104_729
 KEYLESS_RUN = 256
 
 
+def left_in_run(nonce: int) -> int:
+    """Return how many messages without a key follow this one to the same partition."""
+    return KEYLESS_RUN - 1 - nonce % KEYLESS_RUN
+
+
 class SuperStreamMatcher:
     depends = Depends.KEYLESS
     wants_all_keys = False

@@ -168,6 +168,7 @@ class _Resolver:
                 self._route.exchange, self._route.routing_key, None, vhost.next_nonce()
             )
             if found is not None and not found.depends & Depends.HEADERS:
+                channel.connection.incoming.publisher.ahead = found.ahead
                 return self._by_chance(found)
         memo_key = payload[12:]  # flags and properties; not the body's size
         route = self._known.get(memo_key)
@@ -185,6 +186,10 @@ class _Resolver:
             if found is None
             else self.learn(payload, found, queues_of(channel.vhost, found), current=True)
         )
+
+    def passed(self, count: int) -> None:
+        """So many messages went the way of the last one, without a call for each."""
+        self._channel.vhost.skip_nonces(count)
 
     def learn(
         self, payload: bytes, found: Route, queues: tuple[Queue, ...], *, current: bool

@@ -390,7 +390,7 @@ class StreamReaders(QueueHost):
                 return
             wanted = consumer.wanted
             count = min(consumer.credit, reader.left)
-            if len(reader.batch.shapes) > SHAPES_MAX:
+            if reader.batch.shape_count > SHAPES_MAX:
                 count = min(count, PIECE)
             if consumer.headers is not None:
                 count = min(count, consumer.headers.most(reader))

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from outcome import Outcome
 
-from amqp_server.streams.layout.encode import Layouts
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.stream_options import StreamOptions
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE

@@ -11,8 +11,7 @@ decodes it with pamqp and finds the right error. So this file refuses nothing an
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from enum import Enum
 from typing import Any, Final, Protocol
 
@@ -21,8 +20,9 @@ from amqp_server.wire.delay_fields import DELAY_FIELD, DELIVER_AT_FIELD
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
 from quorum_queue.machine.run import Attributes
 
-_HEADER: Final = struct.Struct(">BHIHHQH")
-_BODY: Final = struct.Struct(">BHI")
+#: Class and weight in a content header's payload, and the upper half of the size of a body that fits a frame.
+_BASIC: Final = b"\x00\x3c\x00\x00"
+_SMALL: Final = bytes(4)
 #: Consecutive different headers after which equal headers are not searched for a while.
 VARIED: Final = 2
 #: Bytes of headers that are walked property by property before the caller may do other work.
@@ -66,6 +66,18 @@ class Memo(Protocol):
     def clear(self) -> None: ...
 
 
+class Resolver(Protocol):
+    """Finds the route of each message of a publish frame."""
+
+    def __call__(self, payload: bytes) -> PublishRoute | None:
+        """Return the route of a message with this content header; None if the slow path has to find it. Tell
+        the publisher if the next messages go the same way.
+        """
+
+    def passed(self, count: int) -> None:
+        """So many messages went the same way as the last one."""
+
+
 class PublishRoute:
     """Targets of the messages of one publish frame, for one generation of the topology."""
 
@@ -94,7 +106,7 @@ class PublishRoute:
         head: bytes,
         mandatory: bool,
         targets: tuple[Any, ...] = (),
-        resolve: Callable[[bytes], PublishRoute | None] | None = None,
+        resolve: Resolver | None = None,
         counted: Any = None,
         waits: bool = False,
     ) -> None:
@@ -114,8 +126,7 @@ class PublishRoute:
         self.waits = waits
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
-        #: If routing depends on the message, or takes long: returns the route for a content header's payload;
-        #: None if the slow path has to find it.
+        #: If routing depends on the message, or takes long.
         self.resolve = resolve
 
 
@@ -292,6 +303,7 @@ class Publisher:
         "_memo",
         "_misses",
         "_shapes",
+        "ahead",
         "cut",
         "frame_max",
         "knows_levels",
@@ -327,10 +339,12 @@ class Publisher:
         #: True if the turn was over after the last message was routed: the next message belongs to another
         #: turn.
         self.cut = False
+        #: How many of the next messages of the same publish frame go the way of the one that was just routed.
+        self.ahead = 0
         self._interned: dict[tuple[Any, ...], Attributes] = {}
         #: By size, flags and stamp of a content header: the mask of deciding bits, their values, and the
         #: attributes.
-        self._shapes: dict[tuple[int, int, int, bool], tuple[int, int, Attributes]] = {}
+        self._shapes: dict[int, tuple[int, int, Attributes]] = {}
         self._misses = 0
         #: The header of the previous read: clients that send one message at a time send the same header
         #: again.
@@ -348,7 +362,7 @@ class Publisher:
         names and types, delivery mode and everything else that decides are at the same offsets. One masked
         comparison finds that.
         """
-        key = (end - offset, flags, channel, large)
+        key = ((end - offset) << 32 | flags << 16 | channel) << 1 | large
         shape = self._shapes.get(key)
         if shape is not None and int.from_bytes(data[offset:end], "big") & shape[0] == shape[1]:
             return shape[2], shape[0]
@@ -489,7 +503,8 @@ def take(
     key_bytes = len(key)
     channel = route.channel
     startswith = data.startswith
-    unpack_header, unpack_body = _HEADER.unpack_from, _BODY.unpack_from
+    # What header and body frames of the channel begin with.
+    header_mark, body_mark = b"\x02" + channel.to_bytes(2, "big"), b"\x03" + channel.to_bytes(2, "big")
     body_max = publisher.frame_max - 8
     segment: Segment | None = None
     target: PublishRoute | None = None
@@ -501,6 +516,8 @@ def take(
     # Bytes of headers that were walked property by property.
     walked = 0
     attributes: Attributes | None = None
+    # Messages that go the way of the last one that was routed by itself: all of them, and those left.
+    granted = ahead = 0
     last = publisher.last_header
     if last is not None:
         template, stride, header_bytes = last.framed, last.stride, last.header_bytes
@@ -520,20 +537,16 @@ def take(
             if at + 22 > end:
                 outcome = Outcome.MORE if _may_be_header(data, at, end, channel, body_max) else Outcome.SLOW
                 break
-            kind, stamp, size, class_id, weight, body_size, flags = unpack_header(data, at)
-            if (
-                kind != 2
-                or stamp != channel
-                or class_id != 60
-                or size < 14
-                or size > body_max
-                or body_size > body_max
-            ):
+            # Compiled code reads single bytes fast; what struct returns are objects.
+            size = data[at + 3] << 24 | data[at + 4] << 16 | data[at + 5] << 8 | data[at + 6]
+            if not (startswith(header_mark, at) and startswith(_BASIC, at + 7) and 14 <= size <= body_max):
                 outcome = Outcome.SLOW
                 break
-            if weight:
+            body_size = data[at + 15] << 24 | data[at + 16] << 16 | data[at + 17] << 8 | data[at + 18]
+            if body_size > body_max or not startswith(_SMALL, at + 11):
                 outcome = Outcome.SLOW
                 break
+            flags = data[at + 19] << 8 | data[at + 20]
             body_at = at + size + 8
             if body_at > end:
                 outcome = Outcome.MORE
@@ -546,7 +559,7 @@ def take(
                 if body_at + 7 > end:
                     outcome = Outcome.MORE
                     break
-                if unpack_body(data, body_at) != (3, channel, body_size):
+                if not (startswith(body_mark, body_at) and startswith(data[at + 15 : at + 19], body_at + 3)):
                     outcome = Outcome.SLOW
                     break
                 tail_bytes = 8
@@ -565,12 +578,17 @@ def take(
             if attributes is None:
                 outcome = Outcome.SLOW
                 break
-            stride = after - at
-            header_bytes = size
             template = data[at : body_at - 1 + tail_bytes]
-            if mask:
-                mask = shapes.framed(mask, size - 12, tail_bytes)
-                decisive = int.from_bytes(template, "big") & mask
+            if stride == after - at and header_bytes == size:
+                if mask:
+                    mask = shapes.framed(mask, size - 12, tail_bytes)
+                    decisive = int.from_bytes(template, "big") & mask
+            else:
+                # Where sizes differ, the next message has another one, and neither comparison finds it.
+                mask = 0
+                if stride:
+                    varied += 1
+                stride, header_bytes = after - at, size
         if after > end:
             outcome = Outcome.MORE
             break
@@ -579,12 +597,21 @@ def take(
             break
         assert attributes is not None
         to = route
-        if route.resolve is not None:
-            resolved = route.resolve(data[at + 7 : at + 7 + header_bytes])
-            if resolved is None:
-                outcome = Outcome.SLOW
-                break
-            to = resolved
+        resolve = route.resolve
+        if resolve is not None:
+            if ahead and target is not None:
+                ahead -= 1
+                to = target
+            else:
+                if granted:
+                    resolve.passed(granted)
+                publisher.ahead = granted = ahead = 0
+                resolved = resolve(data[at + 7 : at + 7 + header_bytes])
+                if resolved is None:
+                    outcome = Outcome.SLOW
+                    break
+                to = resolved
+                granted = ahead = publisher.ahead
         if to is not target or segment is None or segment.attributes is not attributes:
             segment = _switch(segments, segment, target, to, attributes)
             target = to
@@ -592,21 +619,23 @@ def take(
         append(data[at:after])
         pos = after
         again = startswith(key, pos)
-        if route.resolve is not None:
-            if publisher.cut:
-                publisher.cut = False
-                outcome = Outcome.OTHER
-                break
-        elif again and varied < VARIED:
+        if resolve is not None and publisher.cut:
+            publisher.cut = False
+            outcome = Outcome.OTHER
+            break
+        if again and varied < VARIED and (resolve is None or ahead):
             # Messages exactly like this one except for their bodies.
             whole = key + template
             whole_bytes = stride + key_bytes
+            before, stop = pos, end if resolve is None else min(end, pos + ahead * whole_bytes)
             while startswith(whole, pos):
                 after = pos + whole_bytes
-                if after > end or data[after - 1] != 0xCE:
+                if after > stop or data[after - 1] != 0xCE:
                     break
                 append(data[pos + key_bytes : after])
                 pos = after
+            if resolve is not None:
+                ahead -= (pos - before) // whole_bytes
             again = startswith(key, pos)
         if again:
             continue
@@ -615,8 +644,13 @@ def take(
         if known is None or known.publisher is not route.publisher:
             outcome = Outcome.OTHER
             break
+        if granted and route.resolve is not None:
+            route.resolve.passed(granted - ahead)
+            granted = ahead = 0
         route, key = known, following
         key_bytes = len(key)
+    if granted and route.resolve is not None:
+        route.resolve.passed(granted - ahead)
     if segment is not None and target is not None:
         _leave(segment, target)
     if walked and attributes is not None and len(template) <= LAST_BYTES_MAX:

@@ -17,7 +17,7 @@ from .spark import SPARK_SCENARIOS
 from .spark_read import SPARK_READ_SCENARIOS
 from .spark_stream import SPARK_STREAM_SCENARIOS
 from .startup import Startup
-from .stream import Replay, SuperStream
+from .stream import DistinctReplay, Replay, SuperStream
 from .throughput import Throughput
 from .transactions import TRANSACTION_SCENARIOS
 from .watched import Watched
@@ -131,6 +131,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     ManyQueues(),
     Backlog(),
     Replay(),
+    DistinctReplay(),
     SuperStream(),
     StreamLatency(),
     *GROUP_SCENARIOS,

@@ -1,17 +1,19 @@
 """A stream: appended to with confirms, then read from its first message by one consumer, and by ten at once.
 
-And a super stream that is appended to: mqd chooses the partition by the key; RabbitMQ 3.10 leaves that to the
-publisher.
+The same with messages that differ in their properties and sizes. And a super stream that is appended to: mqd
+chooses the partition by the key; RabbitMQ 3.10 leaves that to the publisher.
 """
 
 from __future__ import annotations
 
 import select
 import time
+from bisect import bisect_right
 from collections.abc import Sequence
 from contextlib import ExitStack
+from datetime import UTC, datetime
+from itertools import accumulate
 
-from ..blocks import repeated
 from ..brokers import Broker
 from ..client import Connection, Refused, Unexpected
 from ..frames import ack_through, message
@@ -29,6 +31,9 @@ WINDOW = 20_000
 PREFETCH = 10_000
 CONSUMERS = 10
 PARTITIONS = 3
+#: Messages that all differ, and how far their bodies' sizes are from BODY_BYTES at most.
+DISTINCT = 800
+SIZES = 30
 STREAM = "bench-stream"
 MIB = 1 << 20
 
@@ -44,20 +49,25 @@ class Replay(Scenario):
     fresh = True
     quick = False
 
+    def messages(self) -> list[bytes]:
+        """Return the messages to publish, again and again."""
+        return alike()
+
     def run(self, broker: Broker, pace: Pace) -> Figures:
         count = max(int(MESSAGES * pace.share) // BLOCK, 10) * BLOCK
+        messages = self.messages()
         with Connection(broker.port) as connection:
             connection.queue(STREAM, durable=True, **{"x-queue-type": "stream"})
             connection.confirms()
             settled = Settled(count + WARM_MESSAGES)
-            append(connection, settled, WARM_MESSAGES)
+            append(connection, settled, WARM_MESSAGES, messages)
             cpu = broker.cpu_seconds()
-            append_s = append(connection, settled, WARM_MESSAGES + count)
+            append_s = append(connection, settled, WARM_MESSAGES + count, messages)
             cpu = broker.cpu_seconds() - cpu
             total = WARM_MESSAGES + count
-            replay(broker, 1, WARM_MESSAGES)
-            replay_s = replay(broker, 1, total)
-            ten_s = replay(broker, CONSUMERS, total)
+            replay(broker, 1, WARM_MESSAGES, messages)
+            replay_s = replay(broker, 1, total, messages)
+            ten_s = replay(broker, CONSUMERS, total, messages)
             rss = broker.rss_bytes()
             connection.delete_queue(STREAM)
         return {
@@ -67,6 +77,27 @@ class Replay(Scenario):
             CPU_US: cpu / count * 1e6,
             RSS_MIB: rss / MIB,
         }
+
+
+class DistinctReplay(Replay):
+    name = "stream-distinct"
+    title = "the same, 98 to 158 B, each message with other properties"
+
+    def messages(self) -> list[bytes]:
+        return [
+            message(
+                "",
+                STREAM,
+                b"b" * (BODY_BYTES - SIZES + number * 37 % (2 * SIZES + 1)),
+                properties(
+                    headers={"id": 10**9 + number, "kind": "k" * (number % 7)},
+                    correlation_id=str(number),
+                    message_id=str(10**9 + number),
+                    timestamp=datetime.fromtimestamp(1_700_000_000 + number, UTC),
+                ),
+            )
+            for number in range(DISTINCT)
+        ]
 
 
 class SuperStream(Scenario):
@@ -108,36 +139,48 @@ class SuperStream(Scenario):
         return {"append": count / append_s, CPU_US: cpu / count * 1e6, RSS_MIB: rss / MIB}
 
 
+def alike() -> list[bytes]:
+    """Return the message that most scenarios publish, again and again."""
+    return [message("", STREAM, b"b" * BODY_BYTES, properties())]
+
+
 def append(
     connection: Connection, settled: Settled, until: int, messages: Sequence[bytes] | None = None
 ) -> float:
-    """Publish until so many messages are confirmed; return how long it took, s."""
-    messages = messages or [message("", STREAM, b"b" * BODY_BYTES, properties())]
-    blocks = repeated(messages, max(BLOCK, len(messages)) * 4)
-    block = next(blocks)
+    """Publish these messages, again and again, until so many are confirmed; return how long it took, s."""
+    messages = messages or alike()
+    block = [*messages] * max(1, BLOCK // len(messages))
+    data, ends = memoryview(b"".join(block)), [0, *accumulate(map(len, block))]
     sent = settled.count
     began = time.perf_counter()
     while settled.count < until:
-        while sent < until and sent + block.messages - settled.count <= WINDOW:
-            part = min(block.messages, until - sent)
-            connection.sock.sendall(memoryview(block.data)[: len(block.data) // block.messages * part])
+        while sent < until and sent + len(block) - settled.count <= WINDOW:
+            part = min(len(block), until - sent)
+            connection.sock.sendall(data[: ends[part]])
             sent += part
         settled.feed(connection.sock.recv(READ_BYTES))
     return time.perf_counter() - began
 
 
 class Reader:
-    """Consumes so many messages of one size, and acks by the quarter of its prefetch."""
+    """Consumes so many deliveries of these messages, which come again and again; acks by the quarter of its
+    prefetch.
+    """
 
-    def __init__(self, connection: Connection, messages: int) -> None:
+    def __init__(self, connection: Connection, count: int, messages: Sequence[bytes] | None = None) -> None:
         """The connection must consume already."""
+        messages = messages or alike()
         self.connection = connection
         first = connection.delivery()
         if first.tag != 1 or not first.body.endswith(b"b" * 16):
             raise Unexpected("the first delivery is another one")
-        self.size = first.wire_bytes
-        self.received = self.size + connection.undecoded()
-        self.wanted = messages * self.size
+        # Deliveries have as many bytes more than each other as the messages.
+        more = first.wire_bytes - len(messages[0])
+        #: Where the deliveries of the messages end.
+        self._ends = [0, *accumulate([len(each) + more for each in messages])]
+        self.received = first.wire_bytes + connection.undecoded()
+        rounds, rest = divmod(count, len(messages))
+        self.wanted = rounds * self._ends[-1] + self._ends[rest]
         self._acked = 0
 
     @property
@@ -152,24 +195,25 @@ class Reader:
         self.ack()
 
     def ack(self) -> None:
-        tag = self.received // self.size
+        rounds, rest = divmod(self.received, self._ends[-1])
+        tag = rounds * (len(self._ends) - 1) + bisect_right(self._ends, rest) - 1
         if tag - self._acked >= PREFETCH // 4:
             self._acked = tag
             self.connection.sock.sendall(ack_through(tag))
 
 
-def replay(broker: Broker, consumers: int, messages: int) -> float:
-    """Return how long it takes until all consumers have read so many messages, s."""
+def replay(broker: Broker, consumers: int, count: int, messages: Sequence[bytes] | None = None) -> float:
+    """Return how long it takes until all consumers have read so many of these messages, s."""
     with ExitStack() as opened:
         connections = [opened.enter_context(Connection(broker.port)) for _ in range(consumers)]
         began = time.perf_counter()
         for connection in connections:
             connection.consume(STREAM, PREFETCH, **{"x-stream-offset": "first"})
-        readers = [Reader(connection, messages) for connection in connections]
+        readers = [Reader(connection, count, messages) for connection in connections]
         read_all(readers)
         seconds = time.perf_counter() - began
         for reader in readers:
-            if messages > WARM_MESSAGES and reader.received != reader.wanted:
+            if count > WARM_MESSAGES and reader.received != reader.wanted:
                 raise Unexpected("more came than was published")
             hang_up(reader.connection)
     return seconds

@@ -17,7 +17,7 @@ import struct
 from array import array
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from operator import itemgetter, mul
+from operator import mul
 from sys import byteorder
 from typing import NamedTuple
 from zlib import crc32
@@ -34,6 +34,10 @@ HEAD_BYTES = _FRONT.size + _CRC.size
 #: messages, bytes of each, and three numbers for the layer above
 _SHAPE = struct.Struct(">IIHII")
 SHAPE_BYTES = _SHAPE.size
+#: Returns the encoded shape.
+pack_shape: Callable[..., bytes] = _SHAPE.pack
+#: Positions of its numbers, of which FIRST_AT has 2 bytes and each other one 4.
+COUNT_AT, SIZE_AT, FIRST_AT, SECOND_AT, THIRD_AT = 0, 4, 8, 10, 14
 #: Flag: some message has a filter value.
 FILTERED = 1
 #: Flag: the meta ends with names of messages, whose bytes come last.
@@ -76,8 +80,6 @@ class Shape(NamedTuple):
 #: If all messages have different sizes, each has a shape of its own. So C creates and counts them: in a
 #: seventh of the time.
 _shape_of: Callable[[tuple[int, ...]], Shape] = partial(tuple.__new__, Shape)
-_count_of: Callable[[Shape], int] = itemgetter(0)
-_size_of: Callable[[Shape], int] = itemgetter(1)
 
 
 class Head(NamedTuple):
@@ -115,18 +117,19 @@ class Batch:
         "items",
         "keyed",
         "offsets",
-        "shapes",
+        "packed_shapes",
         "size",
         "stop",
         "time_ms",
         "values",
+        "_shapes",
     )
 
     def __init__(
         self,
         base: int,
         time_ms: int,
-        shapes: list[Shape],
+        shapes: list[Shape] | bytes,
         items: bytes | memoryview,
         values: list[bytes | None],
         filters: Sequence[int],
@@ -137,8 +140,14 @@ class Batch:
     ) -> None:
         self.base = base
         self.time_ms = time_ms
-        self.shapes = shapes
-        self.count = sum(map(_count_of, shapes))
+        #: The shapes as they are encoded in the meta. As objects they are made when they are first needed: a
+        #: batch may have thousands.
+        self.packed_shapes = shapes if isinstance(shapes, bytes) else pack_shapes(shapes)
+        self._shapes = None if isinstance(shapes, bytes) else shapes
+        if offsets is not None:
+            self.count = len(offsets)
+        else:
+            self.count = sum(shape_column(self.packed_shapes, COUNT_AT)) if span is None else span
         self.items = items
         #: [None] if no message has a filter value.
         self.values = values
@@ -155,11 +164,48 @@ class Batch:
         self.alike = flags & ALIKE != 0
         self.keyed = flags & KEYED != 0
 
+    @property
+    def shape_count(self) -> int:
+        return len(self.packed_shapes) // SHAPE_BYTES
+
+    @property
+    def shapes(self) -> list[Shape]:
+        """The shapes of the messages, in order."""
+        if self._shapes is None:
+            self._shapes = list(map(_shape_of, _SHAPE.iter_unpack(self.packed_shapes)))
+        return self._shapes
+
+
+def pack_shapes(shapes: Iterable[Shape]) -> bytes:
+    """Return the encoded shapes."""
+    return b"".join([_SHAPE.pack(*shape) for shape in shapes])
+
+
+def shape_in(packed: bytes, at: int) -> Shape:
+    """Return the encoded shape at this position."""
+    return _shape_of(_SHAPE.unpack_from(packed, at))
+
+
+def shape_column(packed: bytes, at: int) -> array[int]:
+    """Return the number at COUNT_AT, SIZE_AT, SECOND_AT or THIRD_AT of each encoded shape."""
+    column = bytearray(len(packed) // SHAPE_BYTES * 4)
+    for byte in range(4):
+        column[byte::4] = packed[at + byte :: SHAPE_BYTES]
+    return _numbers_in("I", bytes(column))
+
+
+def first_column(packed: bytes) -> array[int]:
+    """Return the first of the three numbers for the layer above of each encoded shape."""
+    column = bytearray(len(packed) // SHAPE_BYTES * 2)
+    for byte in range(2):
+        column[byte::2] = packed[FIRST_AT + byte :: SHAPE_BYTES]
+    return _numbers_in("H", bytes(column))
+
 
 def encode(
     base: int,
     time_ms: int,
-    shapes: list[Shape],
+    shapes: list[Shape] | bytes,
     items: bytes,
     values: list[bytes | None],
     filters: Sequence[int],
@@ -170,10 +216,12 @@ def encode(
     offsets: Sequence[int] | None = None,
     items_crc: int | None = None,
 ) -> list[bytes]:
-    """Return head, meta and items. `flags` may be DENSE, ALIKE and KEYED. With `offsets`, the batch has these
-    messages of a `span` of them. `items_crc` is the checksum of the items if it is known.
+    """Return head, meta and items. `flags` may be DENSE, ALIKE and KEYED. `span` is the number of the
+    messages if it is known; with `offsets`, the batch has these messages of a `span` of them. `items_crc` is
+    the checksum of the items if it is known.
     """
-    parts = [_SHAPE.pack(*shape) for shape in shapes]
+    packed = shapes if isinstance(shapes, bytes) else pack_shapes(shapes)
+    parts = [packed]
     if values != [None]:
         flags |= FILTERED
         parts.append(_encode_filters(values, filters))
@@ -184,12 +232,12 @@ def encode(
         flags |= SPARSE
         parts.append(_numbers_out("I", offsets))
     meta = b"".join(parts)
-    count = sum([shape.count for shape in shapes]) if span is None else span
+    count = sum(shape_column(packed, COUNT_AT)) if span is None else span
     front = _FRONT.pack(
         MAGIC,
         VERSION,
         flags,
-        len(shapes),
+        len(packed) // SHAPE_BYTES,
         base,
         count,
         time_ms,
@@ -230,7 +278,7 @@ def pack_head(head: Head) -> bytes:
 
 def trusted(head: Head, meta: bytes, items: bytes | memoryview) -> Batch:
     """Return the batch of these parts, which were just made. Raises Damaged."""
-    shapes = list(map(_shape_of, _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])))
+    shapes = bytes(meta[: head.shapes * SHAPE_BYTES])
     values, filters = _decode_filters(head, meta, head.count)
     return Batch(head.base, head.time_ms, shapes, items, values, filters, head.size, flags=head.flags)
 
@@ -284,10 +332,11 @@ def decode(head: Head, data: bytes | memoryview, at: int = 0) -> Batch:
     )
     if len(items) != head.items_bytes or crc32(meta) != head.meta_crc or crc32(items) != head.items_crc:
         raise Damaged(f"the batch at {head.base} is damaged")
-    shapes = list(map(_shape_of, _SHAPE.iter_unpack(meta[: head.shapes * SHAPE_BYTES])))
-    count = sum(map(_count_of, shapes))
+    shapes = bytes(meta[: head.shapes * SHAPE_BYTES])
+    counts = shape_column(shapes, COUNT_AT)
+    count = sum(counts)
     values, filters = _decode_filters(head, meta, count)
-    size = sum(map(mul, map(_count_of, shapes), map(_size_of, shapes)))
+    size = sum(map(mul, counts, shape_column(shapes, SIZE_AT)))
     unpacked = _decompressed(head, items, size)
     offsets = _numbers_in("I", meta[len(meta) - 4 * count :]) if head.flags & SPARSE else None
     if (

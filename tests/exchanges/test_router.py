@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from exchanges.binding import Binding, DestinationKind
 from exchanges.registry import EXCHANGE_TYPES
-from exchanges.router import Depends, InvalidArgument, Router, UnknownExchangeType
+from exchanges.router import Depends, InvalidArgument, Route, Router, UnknownExchangeType
 from tests.work import ended, steps
 
 
@@ -32,9 +32,9 @@ def to_exchange(source: str, destination: str, key: str = "", **arguments: objec
 def test_the_default_exchange_knows_every_queue_by_name() -> None:
     router = router_of(queues=("q",))
     router.predeclare()
-    assert router.route("", "q") == (("q",), Depends.KEY)
-    assert router.route("", "other") == ((), Depends.KEY)
-    assert router.route("missing", "q") == ((), Depends.KEY)
+    assert router.route("", "q") == Route(("q",), Depends.KEY)
+    assert router.route("", "other") == Route((), Depends.KEY)
+    assert router.route("missing", "q") == Route((), Depends.KEY)
 
 
 def test_predeclared_exchanges() -> None:
@@ -317,7 +317,7 @@ def test_what_a_route_depends_on() -> None:
     router.bind(Binding("h", "r", "exchange", "", {"needed": 1}))
     assert router.route("h", "a", {"headers": {"needed": 2}}).depends == Depends.HEADERS
     lucky = router.route("h", "a", {"headers": {"needed": 1}})
-    assert lucky == ((), Depends.NONCE | Depends.HEADERS)
+    assert lucky == Route((), Depends.NONCE | Depends.HEADERS)
 
 
 NAMES = "abcde"

@@ -6,7 +6,7 @@ import pytest
 
 from exchanges.binding import Binding
 from exchanges.errors import InvalidArgument
-from exchanges.router import Depends, Router
+from exchanges.router import Depends, Route, Router
 from exchanges.super_stream import KEYLESS_RUN
 
 
@@ -45,9 +45,9 @@ def test_behind_another_exchange() -> None:
     router.declare("h", "headers")
     router.bind(Binding("t", "s", "exchange", "#"))
     router.bind(Binding("h", "s", "exchange", ""))
-    assert router.route("t", "hello4") == (("s-2",), Depends.KEY)
+    assert router.route("t", "hello4") == Route(("s-2",), Depends.KEY)
     assert router.route("t", "").depends is Depends.NONCE
-    assert router.route("h", "hello4", {"headers": {}}) == (("s-2",), Depends.HEADERS)
+    assert router.route("h", "hello4", {"headers": {}}) == Route(("s-2",), Depends.HEADERS)
     assert router.route("h", "").depends == Depends.HEADERS | Depends.NONCE
     assert router.begin("s", ["hello4", "hello1"]).finish().queues == ("s-2",)
 
@@ -70,3 +70,17 @@ def test_without_a_partition() -> None:
     assert router.route("s", "hello1").queues == ()
     router.unbind(Binding("s", "s-1", "queue", "1"))
     assert router.route("s", "hello1").queues == ()
+
+
+def test_a_route_says_for_how_many_nonces_it_holds() -> None:
+    router = Router(lambda name: True)
+    router.declare("s", "x-super-stream")
+    for number in range(3):
+        router.bind(Binding("s", f"s-{number}", "queue", str(number)))
+    for nonce in range(3 * KEYLESS_RUN):
+        route = router.route_at_once("s", "", nonce=nonce)
+        assert route is not None and route.depends is Depends.NONCE
+        for later in (nonce + route.ahead, nonce + route.ahead + 1):
+            following = router.route_at_once("s", "", nonce=later)
+            assert following is not None
+            assert (following.queues == route.queues) == (later <= nonce + route.ahead)

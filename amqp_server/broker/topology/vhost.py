@@ -110,6 +110,10 @@ class VHost:
         self._nonce += 1
         return self._nonce
 
+    def skip_nonces(self, count: int) -> None:
+        """Skip nonces of messages that went the way of the one before."""
+        self._nonce += count
+
     # -- exchanges -------------------------------------------------------------------------------------------
 
     def check_exchange(self, name: str, arguments: Mapping[str, object]) -> None:

@@ -14,10 +14,11 @@ from functools import lru_cache
 from itertools import chain
 from typing import Final
 
+from amqp_server.streams.layout.mixed import MixedItems, is_mixed
 from amqp_server.streams.layout.stored_message import cut_out, longer, table_at
 from amqp_server.wire import content
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
-from persistence.streams.batch import Batch, Shape
+from persistence.streams.batch import Batch, Shape, shape_in
 
 #: Cached beginnings of whole runs of messages, each with all values of the last byte of a tag: 30 KB each. A
 #: run of 256 messages pays for one.
@@ -35,14 +36,21 @@ class BatchReader:
         "_items",
         "_keyed",
         "_left_in_shape",
+        "_mixed",
         "_shape",
-        "_whole",
         "batch",
         "index",
         "left",
     )
 
-    def __init__(self, batch: Batch, fields: bytes = b"", *, keyed: bool = False) -> None:
+    def __init__(
+        self,
+        batch: Batch,
+        fields: bytes = b"",
+        *,
+        keyed: bool = False,
+        mixed: MixedItems | None = None,
+    ) -> None:
         """`fields` are encoded headers that each message gets in front of its own. With them, all messages of
         a shape must have the same bytes between their routing and their headers, and if not `keyed` also the
         same routing.
@@ -50,15 +58,14 @@ class BatchReader:
         self.batch = batch
         self._fields = fields
         self._keyed = keyed
-        #: All items as bytes, made when they are first cut one by one: slicing bytes takes a third of the
-        #: time of slicing a view.
-        self._whole: bytes | None = None
+        #: Only if most messages have a shape of their own.
+        self._mixed = MixedItems(batch) if mixed is None and is_mixed(batch) else mixed
         #: Number of the next message, and of the messages from there on.
         self.index = 0
         self.left = batch.count
         self._items = memoryview(batch.items)
         self._shape = 0
-        self._left_in_shape = batch.shapes[0].count
+        self._left_in_shape = shape_in(batch.packed_shapes, 0).count
         self._at = 0
 
     @property
@@ -76,11 +83,11 @@ class BatchReader:
 
     def skip(self, count: int) -> None:
         """Skip this number of messages; the batch must have them."""
+        if self._mixed is not None:
+            self._go_to(self.index + count)
+            return
         while count:
             part = self._next_shape(count)
-            if part == 1 < count and (singles := self._skip_singles(count)):
-                count -= singles
-                continue
             self._move(self.batch.shapes[self._shape], part)
             count -= part
 
@@ -88,12 +95,17 @@ class BatchReader:
         """Put the deliveries of the next messages into `out`, with delivery tags from `tag` on; the batch
         must have them.
         """
+        mixed = self._mixed
         while count:
+            if mixed is not None:
+                part = mixed.easy(self.index, count, template, len(self._fields))
+                if part:
+                    mixed.put(self.index, part, self._fields, template, tag, out)
+                    self._go_to(self.index + part)
+                    tag += part
+                    count -= part
+                    continue
             part = self._next_shape(count)
-            if part == 1 < count and (singles := self._take_singles(count, template, tag, out)):
-                tag += singles
-                count -= singles
-                continue
             shape = self.batch.shapes[self._shape]
             items = self._items[self._at : self._at + part * shape.size]
             if self._fields:
@@ -129,7 +141,7 @@ class BatchReader:
 
     def copy(self) -> BatchReader:
         """Return another reader at the same position."""
-        other = BatchReader(self.batch, self._fields, keyed=self._keyed)
+        other = BatchReader(self.batch, self._fields, keyed=self._keyed, mixed=self._mixed)
         other.index, other.left = self.index, self.left
         other._shape, other._left_in_shape, other._at = self._shape, self._left_in_shape, self._at
         return other
@@ -141,95 +153,17 @@ class BatchReader:
             self._left_in_shape = self.batch.shapes[self._shape].count
         return min(count, self._left_in_shape)
 
+    def _go_to(self, number: int) -> None:
+        """Go to this message of a batch whose messages mostly have a shape of their own."""
+        if self._mixed is not None:
+            self.index, self.left = number, self.batch.count - number
+            self._shape, self._left_in_shape, self._at = self._mixed.place(number)
+
     def _move(self, shape: Shape, count: int) -> None:
         self._at += count * shape.size
         self._left_in_shape -= count
         self.index += count
         self.left -= count
-
-    def _skip_singles(self, count: int) -> int:
-        """Skip consecutive messages that each have their own shape, at most `count`; return how many."""
-        start, at = self._shape, self._at
-        number = start
-        for messages, size, _, _, _ in self.batch.shapes[start : start + count]:
-            if messages > 1:
-                break
-            at += size
-            number += 1
-        return self._moved(number - start, at)
-
-    def _moved(self, singles: int, at: int) -> int:
-        """Move behind this number of messages with their own shapes, beginning with the next message."""
-        if singles:
-            self._shape += singles - 1
-            self._left_in_shape = 0
-            self._at = at
-            self.index += singles
-            self.left -= singles
-        return singles
-
-    def _take_singles(
-        self, count: int, template: DeliverTemplate, tag: int, out: list[bytes | memoryview]
-    ) -> int:
-        """Like `take`, for consecutive messages that each have their own shape; return how many, 0 if they
-        need more work than joining. Messages with bodies of many sizes are like this, and a call for each
-        would take three times as long.
-        """
-        if template.channel != 1:
-            return 0
-        whole = self._whole
-        if whole is None:
-            whole = self._whole = bytes(self.batch.items)
-        fields, frame_max = self._fields, template.frame_max
-        more = len(fields)
-        start, at = self._shape, self._at
-        number = start
-        pieces: list[bytes] = []
-        # Parts that are usually the same as for the previous message are made once: the bytes before the last
-        # byte of the tag, the length of the content header's frame, and the length of the headers including
-        # the added ones.
-        known_head, known_payload = -1, -1
-        start_bytes, length, table, opened = b"", b"", b"", b""
-        for messages, size, head_bytes, payload_bytes, frame_bytes in self.batch.shapes[
-            start : start + count
-        ]:
-            payload_bytes += more
-            if (
-                messages > 1
-                or size >= LARGE_BYTES
-                or payload_bytes + 8 > frame_max
-                or frame_bytes > frame_max
-            ):
-                break
-            low = tag & 255
-            if head_bytes != known_head or not low:
-                known_head = head_bytes
-                start_bytes = template.prefix(head_bytes) + (tag >> 8).to_bytes(7, "big")
-            pieces.append(start_bytes)
-            pieces.append(_LOW[low])
-            stop = at + size
-            if more:
-                # The frame's length is behind the routing, the headers' length before the first header.
-                length_at = at + head_bytes + 5
-                fields_at = at + table_at(whole, head_bytes, at) + 4
-                if payload_bytes != known_payload:
-                    known_payload, length = payload_bytes, payload_bytes.to_bytes(4, "big")
-                if not whole.startswith(table, fields_at - 4) or not table:
-                    table = whole[fields_at - 4 : fields_at]
-                    opened = (int.from_bytes(table, "big") + more).to_bytes(4, "big") + fields
-                pieces.append(whole[at:length_at])
-                pieces.append(length)
-                pieces.append(whole[length_at + 4 : fields_at - 4])
-                pieces.append(opened)
-                pieces.append(whole[fields_at:stop])
-            else:
-                pieces.append(whole[at:stop])
-            at = stop
-            tag += 1
-            number += 1
-        if pieces:
-            out.append(b"".join(pieces))
-        return self._moved(number - start, at)
 
     def _put(
         self,

@@ -5,165 +5,57 @@ An item has all bytes behind the delivery tag of a delivery: the flag `redeliver
 routing, the end of the method frame, and the content frames, for channel 1. Its headers already end with the
 field `x-stream-offset`. So one `join` delivers a run of items of one size (see deliver.py).
 """
+# ruff: noqa: B905  # Compiled code makes a loop only of a zip without `strict`.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from itertools import chain, repeat
-from operator import itemgetter
+from itertools import accumulate, groupby
 from typing import Final
 
+from amqp_server.streams.layout.columns import (
+    COLUMNS_MIN,
+    MARK,
+    Columns,
+    columns_of,
+    joined,
+    kind_of,
+    offset_columns,
+)
 from amqp_server.streams.layout.deduplication import last_names
 from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES, LargeItem
-from amqp_server.wire import content, tables
-from amqp_server.wire.content import Properties
+from amqp_server.streams.layout.layouts import FLAGS_AT, OFFSET_FIELD, STREAM, Layout, Layouts, fields_in
+from amqp_server.wire import content
 from persistence.streams import batch as batches
-from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, FILTER_BYTES_MAX, KEYED, Batch, Shape
+from persistence.streams.batch import ALIKE, COUNT_MAX, DENSE, KEYED, SHAPE_BYTES, Batch, Shape
 from persistence.streams.compression import NONE, ZSTD, Growing
 from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.run import LargeRun, Run
 
 #: A batch is closed when it has this many bytes.
 BATCH_BYTES: Final = 256 * 1024
-#: Maximum number of cached layouts of properties, and the longest properties that are cached.
-LAYOUTS_MAX: Final = 1024
-LAYOUT_BYTES_MAX: Final = 1024
-OFFSET: Final = b"x-stream-offset"
-#: What stands before the value of this header in a table; a publisher's own is taken out.
-_OFFSET_FIELD: Final = bytes((len(OFFSET),)) + OFFSET + b"l"
-#: Header with which a group names the stream of a message. The names of all headers that mean anything to a
-#: stream begin like this.
-STREAM: Final = b"x-stream"
-_STREAM_NAME: Final = bytes((len(STREAM),)) + STREAM
-FILTER: Final = b"x-stream-filter-value"
-#: Content encodings of bodies that need no further compression.
-COMPRESSIONS: Final = frozenset(
-    [
-        "gzip",
-        "x-gzip",
-        "deflate",
-        "zip",
-        "zlib",
-        "br",
-        "brotli",
-        "compress",
-        "x-compress",
-        "zstd",
-        "lz4",
-        "snappy",
-        "bzip2",
-        "bz2",
-        "xz",
-        "lzma",
-        "lzo",
-    ]
-)
-_LOW: Final = [bytes((value,)) for value in range(256)]
 #: Runs of at most this many messages are encoded together with others.
 SHORT_RUN: Final = 64
-_HEADERS_FLAG: Final = 0x2000
-#: In the first octet of the property flags.
-_HAS_CONTENT_TYPE: Final = 0x80
-_HAS_CONTENT_ENCODING: Final = 0x40
-_HAS_HEADERS: Final = 0x20
-#: Where the property flags are in a content header's frame.
-_FLAGS_AT: Final = 19
-_flatten = chain.from_iterable
-
-
-class Layout:
-    """How the properties of a message are encoded around its offset."""
-
-    __slots__ = ("after", "before", "dense", "names_stream", "opening", "value")
-
-    def __init__(
-        self,
-        before: bytes,
-        opening: int,
-        after: bytes,
-        value: bytes | None,
-        dense: bool,
-        *,
-        names_stream: bool,
-    ) -> None:
-        #: The bytes from the property flags to the offset, and how many of them come before the first header.
-        self.before = before
-        self.opening = opening
-        self.after = after
-        #: True if the headers seem to have the one with which a group names the stream.
-        self.names_stream = names_stream
-        #: The message's filter value.
-        self.value = value
-        #: True if the publisher has compressed the body.
-        self.dense = dense
-
-
-class Opening:
-    """The beginning of a message's properties, up to its headers."""
-
-    __slots__ = ("dense", "encoded")
-
-    def __init__(self, encoded: bytes, dense: bool) -> None:
-        #: Its bytes in an item: there, every message has headers.
-        self.encoded = encoded
-        #: See Layout.
-        self.dense = dense
-
-
-class Layouts:
-    """Layouts by the bytes of flags and properties, and openings: most messages share a few."""
-
-    __slots__ = ("_known", "_openings")
-
-    def __init__(self) -> None:
-        self._known: dict[bytes, Layout] = {}
-        self._openings: dict[bytes, Opening] = {}
-
-    def opening(self, front: bytes, begin: int) -> Opening:
-        """Return the opening for the frame of a content header whose headers begin there."""
-        key = front[_FLAGS_AT : begin - 4 if front[_FLAGS_AT] & _HAS_HEADERS else begin]
-        found = self._openings.get(key)
-        if found is None:
-            if len(self._openings) >= LAYOUTS_MAX:
-                self._openings.clear()
-            found = self._openings[key] = _opening(key)
-        return found
-
-    def of(self, front: bytes) -> Layout:
-        """Return the layout for the frame of a content header."""
-        key = front[_FLAGS_AT:-1]
-        layout = self._known.get(key)
-        if layout is None:
-            layout = _layout(self, front)
-            if len(key) <= LAYOUT_BYTES_MAX:
-                if len(self._known) >= LAYOUTS_MAX:
-                    self._known.clear()
-                self._known[key] = layout
-        return layout
 
 
 def _begin_with(contents: list[bytes], front: bytes) -> bool:
-    """Return whether all contents begin with `front`. The loop runs in C."""
-    return list(map(itemgetter(slice(len(front))), contents)).count(front) == len(contents)
+    """Return whether all contents begin with `front`."""
+    size = len(front)
+    return [content[:size] for content in contents].count(front) == len(contents)
 
 
-def _same_length(parts: list[bytes]) -> bool:
-    lengths = list(map(len, parts))
+def _same(lengths: list[int]) -> bool:
     return lengths.count(lengths[0]) == len(lengths)
 
 
-def _fields_in(front: bytes) -> tuple[int, int]:
-    """Return where the fields of the headers begin and end in a content header's frame; without headers,
-    where their table would be.
+def _change_often(contents: list[bytes]) -> bool:
+    """Return whether the property flags or the content type change so often that most messages have few
+    neighbours of their kind.
     """
-    flags, at = front[_FLAGS_AT], _FLAGS_AT + 2
-    if flags & _HAS_CONTENT_TYPE:
-        at += 1 + front[at]
-    if flags & _HAS_CONTENT_ENCODING:
-        at += 1 + front[at]
-    if flags & _HAS_HEADERS:
-        return at + 4, at + 4 + int.from_bytes(front[at : at + 4], "big")
-    return at, at
+    beginnings = [content[FLAGS_AT : FLAGS_AT + 3] for content in contents]
+    changes = sum([one != other for one, other in zip(beginnings, beginnings[1:])])
+    return changes * COLUMNS_MIN > len(contents)
 
 
 def _in_one_frame(first: bytes, front: bytes) -> bool:
@@ -209,70 +101,6 @@ def begin_large(layouts: Layouts, content: bytes, head: bytes, channel: int, cod
     return LargeItem(content, at, pre, layout.after + b"\xce", payload_bytes, channel, packing)
 
 
-def _opening(encoded: bytes) -> Opening:
-    flags, at, dense = encoded[0], 2, False
-    if flags & _HAS_CONTENT_TYPE:
-        at += 1 + encoded[at]
-    if flags & _HAS_CONTENT_ENCODING:
-        dense = _is_dense(encoded[at + 1 :])
-    return Opening(bytes((flags | _HAS_HEADERS,)) + encoded[1:], dense)
-
-
-def _layout(layouts: Layouts, front: bytes) -> Layout:
-    """Return the layout for the frame of a content header."""
-    begin, end = _fields_in(front)
-    fields = front[begin:end]
-    if STREAM in fields:
-        return _layout_with_names(front[7:-1])
-    opening = layouts.opening(front, begin)
-    size = len(fields) + len(_OFFSET_FIELD) + 8
-    before = b"".join((opening.encoded, size.to_bytes(4, "big"), fields, _OFFSET_FIELD))
-    return Layout(before, len(opening.encoded) + 4, front[end:-1], None, opening.dense, names_stream=False)
-
-
-def _layout_with_names(header: bytes) -> Layout:
-    """Return the layout for the payload of a content header whose headers may mean something to a stream."""
-    properties = Properties.parse(header)
-    table = tables.replaced(properties.raw.get("headers", b""), {OFFSET: None})
-    flags = int.from_bytes(header[12:14], "big") | _HEADERS_FLAG
-    before = [flags.to_bytes(2, "big")]
-    after: list[bytes] = []
-    part = before
-    fields = table[4:] + _OFFSET_FIELD
-    for name in content.PROPERTIES:
-        if name == "headers":
-            part.append((len(fields) + 8).to_bytes(4, "big") + fields)
-            part = after
-        elif name in properties.raw:
-            part.append(properties.raw[name])
-    joined = b"".join(before)
-    return Layout(
-        joined,
-        len(joined) - len(fields),
-        b"".join(after),
-        _filter_value(table),
-        _is_dense(properties.raw.get("content_encoding", b"\0")[1:]),
-        names_stream=_STREAM_NAME in fields,
-    )
-
-
-def _is_dense(encoding: bytes) -> bool:
-    """Return whether the content encoding is a compression. Many clients put a character set there."""
-    # Spring writes gzip:UTF-8, others write a list as in HTTP.
-    words = encoding.decode(errors="replace").lower().replace(",", " ").replace(":", " ").split()
-    return any(word in COMPRESSIONS for word in words)
-
-
-def _filter_value(table: bytes) -> bytes | None:
-    if FILTER not in table:
-        return None
-    value = tables.decode(table).get(FILTER.decode())
-    encoded = value.encode() if isinstance(value, str) else value
-    if isinstance(encoded, bytes) and len(encoded) <= FILTER_BYTES_MAX:
-        return encoded
-    return None
-
-
 class Encoded:
     """A batch in memory, and its parts that are written to disk."""
 
@@ -314,6 +142,7 @@ class Encoder:
         "_items",
         "_items_crc",
         "_keyed",
+        "_last",
         "_layouts",
         "_made",
         "_named",
@@ -346,7 +175,9 @@ class Encoder:
         self._items_crc: int | None = None
         #: Large messages that were encoded before, by the identity of their contents.
         self._made: dict[int, LargeItem] = {}
-        self._shapes: list[Shape] = []
+        #: Encoded shapes, and the last one, which may get more messages.
+        self._shapes: list[bytes] = []
+        self._last: Shape | None = None
         #: Numbers of the filter values, and the number for each message.
         self._values: dict[bytes | None, int] = {}
         self._filters: list[int] = []
@@ -398,24 +229,65 @@ class Encoder:
 
     def _add_run(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
         """Add messages that share one head, or have one head each."""
-        count, start = len(contents), 0
+        count = len(contents)
         first = contents[0]
         front = first[: 8 + int.from_bytes(first[3:7], "big")]
         if count == 1:
             self._add_single(first, heads[0], front, channel)
             return
         one = len(heads) == 1
-        if (one or _same_length(heads)) and _same_length(contents):
+        lengths = [len(content) for content in contents]
+        if (one or _same([len(head) for head in heads])) and _same(lengths):
             if _begin_with(contents, front) and (one or _in_one_frame(first, front)):
                 self._add_alike(contents, heads, front, channel)
                 return
-            if _begin_with(contents, front[: _fields_in(front)[0]]):
+            if _begin_with(contents, front[: fields_in(front)[0]]):
                 self._add_of_one_size(contents, heads, front, channel)
                 return
+        if count < COLUMNS_MIN:
+            self._add_by_size(contents, heads, channel)
+        elif self._add_by_columns(contents, lengths, heads, channel):
+            pass
+        elif _change_often(contents):
+            self._add_by_size(contents, heads, channel)
+        else:
+            self._add_by_kind(contents, lengths, heads, channel)
+
+    def _add_by_columns(
+        self, contents: list[bytes], lengths: list[int], heads: list[bytes], channel: int
+    ) -> bool:
+        """Add messages of one kind, whose lengths are these; return whether they are of one kind."""
+        columns = columns_of(contents, lengths, heads, channel, self.next_offset, self._layouts)
+        if columns is None:
+            return False
+        self._add_columns(columns)
+        return True
+
+    def _add_by_kind(
+        self, contents: list[bytes], lengths: list[int], heads: list[bytes], channel: int
+    ) -> None:
+        """Add messages of several kinds; neighbours of one kind go together."""
+        start, one = 0, len(heads) == 1
+        for kind, group in groupby([kind_of(each) for each in contents]):
+            stop = start + len(list(group))
+            part, own = contents[start:stop], heads if one else heads[start:stop]
+            if (
+                not kind
+                or len(part) < COLUMNS_MIN
+                or not self._add_by_columns(part, lengths[start:stop], own, channel)
+            ):
+                self._add_by_size(part, own, channel)
+            start = stop
+
+    def _add_by_size(self, contents: list[bytes], heads: list[bytes], channel: int) -> None:
+        """Add messages; neighbours of one length go together if they begin with the same bytes up to their
+        headers.
+        """
+        start, count, one = 0, len(contents), len(heads) == 1
         while start < count:
             first = contents[start]
             size, front = len(first), first[: 8 + int.from_bytes(first[3:7], "big")]
-            opening = front[: _fields_in(front)[0]]
+            opening = front[: fields_in(front)[0]]
             head_bytes = len(heads[0] if one else heads[start])
             stop = start + 1
             while stop < count:
@@ -435,13 +307,13 @@ class Encoder:
     def _add_single(self, content: bytes, head: bytes, front: bytes, channel: int) -> None:
         """Add a message that looks like none of its neighbours."""
         at = len(front)
-        begin, end = _fields_in(front)
+        begin, end = fields_in(front)
         fields = front[begin:end]
         if len(content) > LARGE_CONTENT_BYTES or STREAM in fields or not _in_one_frame(content, front):
             self._add_alike([content], [head], front, channel)
             return
         opening = self._layouts.opening(front, begin)
-        table_bytes = len(fields) + len(_OFFSET_FIELD) + 8
+        table_bytes = len(fields) + len(OFFSET_FIELD) + 8
         payload_bytes = 12 + len(opening.encoded) + 4 + table_bytes + at - 1 - end
         first = b"".join(
             (
@@ -449,7 +321,7 @@ class Encoder:
                 head,
                 b"\xce\x02\x00\x01",
                 payload_bytes.to_bytes(4, "big"),
-                front[7:_FLAGS_AT],
+                front[7:FLAGS_AT],
                 opening.encoded,
                 table_bytes.to_bytes(4, "big"),
             )
@@ -458,13 +330,13 @@ class Encoder:
         # It begins another batch if this one is full.
         self._room(size)
         offset = self.next_offset
-        self._items += (first, fields, _OFFSET_FIELD, offset.to_bytes(8, "big"))
+        self._items += (first, fields, OFFSET_FIELD, offset.to_bytes(8, "big"))
         if channel == 1 or len(content) == at:
             self._items.append(content[end:])
         else:
-            self._items += (content[end:at], b"\x03\x00\x01", content[at + 3 :])
+            self._items += (content[end:at], MARK, content[at + 3 :])
         if self._stamps is not None:
-            self._stamps.append((1, size, len(first) + len(fields) + len(_OFFSET_FIELD)))
+            self._stamps.append((1, size, len(first) + len(fields) + len(OFFSET_FIELD)))
         shape = Shape(1, size, len(head), payload_bytes, len(content) - at)
         self._note(shape, opening.dense, None, False, first, len(first), False)
 
@@ -479,10 +351,14 @@ class Encoder:
             if _begin_with(contents, front):
                 self._add_alike(contents, heads, front, channel)
                 return
-            begin, end = _fields_in(front)
-            fields = list(map(itemgetter(slice(begin, end)), contents))
+            begin, end = fields_in(front)
+            fields = [content[begin:end] for content in contents]
             if one_frame and len(contents[0]) <= LARGE_CONTENT_BYTES and STREAM not in b"".join(fields):
                 self._add_unlike(contents, heads, front, channel, fields)
+                return
+        if one_frame and len(contents) >= COLUMNS_MIN:
+            lengths = [len(contents[0])] * len(contents)
+            if self._add_by_columns(contents, lengths, heads, channel):
                 return
         self._add_by_front(contents, heads, channel)
 
@@ -517,11 +393,11 @@ class Encoder:
         end = at - 1 - len(layout.after)
         size = len(pre) + 8 + len(first) - end
         frame_bytes = len(first) - at
-        rests = list(map(itemgetter(slice(end, None)), contents))
+        rests = [content[end:] for content in contents]
         if channel != 1 and frame_bytes:
             # The number of the channel is in the body's frame.
             body = at - end
-            rests = [each[:body] + b"\x03\x00\x01" + each[body + 3 :] for each in rests]
+            rests = [each[:body] + MARK + each[body + 3 :] for each in rests]
         shape = Shape(0, size, len(heads[0]), payload_bytes, frame_bytes)
         # Everything before the fields, but for the routing if that differs.
         routing = 1 + len(heads[0]) if len(heads) > 1 else 0
@@ -559,7 +435,7 @@ class Encoder:
             return
         frame_bytes = int.from_bytes(first[at + 3 : at + 7], "big") + 8
         if frame_bytes == len(first) - at:
-            post += b"\x03\x00\x01" + first[at + 3 : at + 7]
+            post += MARK + first[at + 3 : at + 7]
             size = len(pre) + 8 + len(post) + len(first) - at - 7
             shape = Shape(0, size, len(head), payload_bytes, frame_bytes)
             self._add_shaped(contents, heads, shape, pre, post, at + 7, layout)
@@ -604,10 +480,8 @@ class Encoder:
         while start < count:
             room = self._room(shape.size)
             part = contents[start : start + room]
-            if len(heads) == 1:
-                self._put(part, pre, post, at)
-            else:
-                self._put_headed(part, heads[start : start + room], pre, post, at)
+            own = heads if len(heads) == 1 else heads[start : start + room]
+            self._put(part, own, pre, post, at)
             if self._stamps is not None:
                 self._stamps.append((len(part), shape.size, len(pre)))
             self._note_layout(shape._replace(count=len(part)), layout, pre, keyed=len(heads) > 1)
@@ -623,44 +497,20 @@ class Encoder:
             room = min(BATCH_BYTES // size, COUNT_MAX)
         return max(room, 1)
 
-    def _put(self, contents: list[bytes], pre: bytes, post: bytes, at: int) -> None:
-        offset, count, done = self.next_offset, len(contents), 0
-        bodies = map(itemgetter(slice(at, None)), contents)
+    def _put(self, contents: list[bytes], heads: list[bytes], pre: bytes, post: bytes, at: int) -> None:
+        """Put items of these parts: `pre`, in which a head stands unless all have their own, the offset,
+        `post`, and the content from `at` on.
+        """
+        offset, count = self.next_offset, len(contents)
         if count == 1:
             self._items += (pre, offset.to_bytes(8, "big"), post, contents[0][at:])
             return
-        while done < count:
-            low = offset & 255
-            part = min(256 - low, count - done)
-            start = pre + (offset >> 8).to_bytes(7, "big")
-            self._items.append(
-                b"".join(_flatten(zip(repeat(start), _LOW[low : low + part], repeat(post), bodies)))
-            )
-            offset += part
-            done += part
-
-    def _put_headed(
-        self, contents: list[bytes], heads: list[bytes], pre: bytes, post: bytes, at: int
-    ) -> None:
-        """Like `_put`, but the head in `pre` belongs to only one of the messages."""
-        offset, count, done = self.next_offset, len(contents), 0
-        bodies = map(itemgetter(slice(at, None)), contents)
-        middle = pre[1 + len(heads[0]) :]
-        while done < count:
-            low = offset & 255
-            part = min(256 - low, count - done)
-            start = middle + (offset >> 8).to_bytes(7, "big")
-            each = zip(
-                repeat(b"\x00"),
-                heads[done : done + part],
-                repeat(start),
-                _LOW[low : low + part],
-                repeat(post),
-                bodies,
-            )
-            self._items.append(b"".join(_flatten(each)))
-            offset += part
-            done += part
+        bodies = [content[at:] for content in contents]
+        if len(heads) == 1:
+            columns = offset_columns(pre, offset, count)
+        else:
+            columns = [[b"\x00"] * count, heads, *offset_columns(pre[1 + len(heads[0]) :], offset, count)]
+        self._items.append(joined([*columns, [post] * count, bodies], 0, count))
 
     def _put_unlike(
         self, heads: list[bytes], opening: bytes, fields: list[bytes], rests: list[bytes]
@@ -668,23 +518,11 @@ class Encoder:
         """Put items of these parts: a head if they have one each, `opening`, the fields, the offset, the
         rest.
         """
-        offset, count, done = self.next_offset, len(rests), 0
-        while done < count:
-            low = offset & 255
-            part = min(256 - low, count - done)
-            stop = done + part
-            middle = _OFFSET_FIELD + (offset >> 8).to_bytes(7, "big")
-            lows, ends = _LOW[low : low + part], rests[done:stop]
-            own = fields[done:stop]
-            if heads:
-                each = zip(
-                    repeat(b"\x00"), heads[done:stop], repeat(opening), own, repeat(middle), lows, ends
-                )
-                self._items.append(b"".join(_flatten(each)))
-            else:
-                self._items.append(b"".join(_flatten(zip(repeat(opening), own, repeat(middle), lows, ends))))
-            offset += part
-            done = stop
+        count = len(rests)
+        columns = [[opening] * count, fields, *offset_columns(OFFSET_FIELD, self.next_offset, count), rests]
+        if heads:
+            columns = [[b"\x00"] * count, heads, *columns]
+        self._items.append(joined(columns, 0, count))
 
     def _note_layout(self, shape: Shape, layout: Layout, pre: bytes, *, keyed: bool) -> None:
         """Note messages of this shape and layout; the first of them begins with `pre`."""
@@ -706,25 +544,76 @@ class Encoder:
             self._dense_bytes += shape.count * shape.size
         self._count += shape.count
         self._size += shape.count * shape.size
-        last = self._shapes[-1] if self._shapes else None
         self._keyed = self._keyed or keyed
         if names_stream:
             self._alike = False
+        self._note_shape(shape, pre, stop)
+        number = self._values.setdefault(value, len(self._values))
+        self._filters += [number] * shape.count
+
+    def _note_shape(self, shape: Shape, pre: bytes, stop: int) -> None:
+        last = self._last
         if last is not None and last[1:] == shape[1:]:
-            self._shapes[-1] = last._replace(count=last.count + shape.count)
+            self._last = last._replace(count=last.count + shape.count)
             before, routing = self._pre, 1 + shape.first
             if before[:routing] != pre[:routing]:
                 self._keyed = True
             if before[routing : self._opening_stop] != pre[routing:stop]:
                 self._alike = False
         else:
-            self._shapes.append(shape)
+            if last is not None:
+                self._shapes.append(batches.pack_shape(*last))
+            self._last = shape
         self._pre, self._opening_stop = pre, stop
-        number = self._values.setdefault(value, len(self._values))
-        self._filters += [number] * shape.count
+
+    def _add_columns(self, columns: Columns) -> None:
+        """Add messages with properties and sizes of their own, in as many batches as needed."""
+        start, count = 0, columns.count
+        sums = [0, *accumulate(columns.sizes)]
+        while start < count:
+            stop = bisect_right(sums, sums[start] + BATCH_BYTES - self._size) - 1
+            stop = min(stop, start + COUNT_MAX - self._count)
+            if stop <= start:
+                if self._count:
+                    self._close()
+                    continue
+                stop = start + 1
+            self._items.append(columns.items(start, stop))
+            if self._stamps is not None:
+                self._stamps += columns.stamps(start, stop)
+            if columns.dense:
+                self._dense_bytes += sums[stop] - sums[start]
+            self._count += stop - start
+            self._size += sums[stop] - sums[start]
+            self._note_columns(columns, start, stop)
+            start = stop
+
+    def _note_columns(self, columns: Columns, start: int, stop: int) -> None:
+        """Note the shapes, flags and filter values of these messages."""
+        self._alike = self._alike and columns.are_alike(start, stop)
+        self._keyed = self._keyed or columns.are_keyed(start, stop)
+        packed = columns.shapes(start, stop)
+        pre = columns.opening(start)
+        self._note_shape(batches.shape_in(packed, 0), pre, len(pre))
+        last = len(packed) - SHAPE_BYTES
+        if last and self._last is not None:
+            self._shapes += (batches.pack_shape(*self._last), packed[SHAPE_BYTES:last])
+            self._last = batches.shape_in(packed, last)
+            self._pre = columns.opening(stop - 1)
+            self._opening_stop = len(self._pre)
+        if columns.values:
+            numbers = self._values
+            for value in columns.values[start:stop]:
+                self._filters.append(numbers.setdefault(value, len(numbers)))
+        else:
+            number = self._values.setdefault(None, len(self._values))
+            self._filters += [number] * (stop - start)
 
     def _close(self) -> None:
         items = b"".join(self._items)
+        if self._last is not None:
+            self._shapes.append(batches.pack_shape(*self._last))
+        shapes = b"".join(self._shapes)
         values = list(self._values)
         filters = self._filters if len(values) > 1 else []
         named = self._take_named() if self._named else []
@@ -741,20 +630,24 @@ class Encoder:
         parts = batches.encode(
             self._base,
             self._time_ms,
-            self._shapes,
+            shapes,
             items,
             values,
             filters,
             names,
             flags=flags,
+            span=self._count,
             items_crc=self._items_crc,
         )
         size = sum(map(len, parts))
-        batch = Batch(self._base, self._time_ms, self._shapes, items, values, filters, size, flags=flags)
+        batch = Batch(
+            self._base, self._time_ms, shapes, items, values, filters, size, self._count, flags=flags
+        )
         self._done.append(Encoded(batch, parts, names, self._stamps, named))
         self._base += self._count
         self._count = self._size = self._dense_bytes = 0
         self._items, self._shapes, self._values, self._filters = [], [], {}, []
+        self._last = None
         self._items_crc = None
         self._alike, self._keyed = True, False
         if self._stamps is not None:

@@ -15,7 +15,7 @@ from itertools import chain, repeat
 from typing import Final
 
 from amqp_server.streams.layout.deliver import BatchReader
-from amqp_server.streams.layout.encode import STREAM
+from amqp_server.streams.layout.layouts import STREAM
 from amqp_server.streams.layout.stored_message import is_alike, longer, table_at
 from amqp_server.wire import tables
 from amqp_server.wire.frames import SHORT_STRING_MAX
@@ -51,7 +51,7 @@ class Headers:
         """Return for how many of the next messages one call of `reader` is enough."""
         self._look_at(reader.batch)
         if self._alike:
-            return reader.left if len(reader.batch.shapes) <= SHAPES_MAX else min(reader.left, PIECE)
+            return reader.left if reader.batch.shape_count <= SHAPES_MAX else min(reader.left, PIECE)
         headed = self._headed
         if headed is not None and headed.left and headed.offset == reader.offset:
             return headed.left
@@ -84,7 +84,7 @@ class Headers:
                 alike = not self._timed or _has_none(bytes(batch.items), {TIMESTAMP: b""})
                 self._alike, self._keyed = alike, batch.keyed
             else:
-                self._alike, self._keyed = _are_alike(batch, self._fields), _have_keys(batch)
+                self._alike, self._keyed = _are_alike(batch, self._fields), have_keys(batch)
 
     def forget(self) -> None:
         self._source = self._headed = None
@@ -121,7 +121,7 @@ def _are_alike(batch: Batch, fields: Mapping[bytes, bytes]) -> bool:
     return _has_none(bytes(batch.items), fields)
 
 
-def _have_keys(batch: Batch) -> bool:
+def have_keys(batch: Batch) -> bool:
     """Return whether messages of one shape have different routing."""
     view, at = memoryview(batch.items), 0
     for shape in batch.shapes:
@@ -218,4 +218,4 @@ def offsets_of(reader: BatchReader, count: int) -> range | list[int]:
     return [batch.base + each for each in batch.offsets[start : start + count]]
 
 
-__all__ = ["Headers", "below", "count_field", "headed", "offsets_of", "stream_field"]
+__all__ = ["Headers", "below", "count_field", "have_keys", "headed", "offsets_of", "stream_field"]

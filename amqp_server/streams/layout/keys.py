@@ -12,7 +12,7 @@ from hashlib import blake2b
 from itertools import chain
 from typing import Final
 
-from amqp_server.streams.layout.encode import OFFSET
+from amqp_server.streams.layout.layouts import OFFSET
 from amqp_server.wire import content
 from exchanges.field import token
 from persistence.streams.batch import Batch, Shape

@@ -11,6 +11,7 @@ on all members.
 Messages may be compressed on the links and in the log. A member puts offsets into them, so it has to
 decompress them; the thread that writes its segments compresses them again.
 """
+# ruff: noqa: B905  # Compiled code makes a loop only of a zip without `strict`.
 
 from __future__ import annotations
 
@@ -21,6 +22,7 @@ from zlib import crc32
 
 import msgspec
 
+from amqp_server.streams.layout.columns import joined, offset_columns
 from amqp_server.streams.layout.encode import Encoded
 from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES
 from persistence.streams import batch as batches
@@ -220,6 +222,8 @@ def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base:
         at = stamps[0][2]
         view = memoryview(items)
         return b"".join((view[:at], base.to_bytes(8, "big"), view[at + 8 :]))
+    if sum([count for count, _, _ in stamps]) < _MANY * len(stamps):
+        return _stamped_singly(bytes(items), stamps, base)
     out = bytearray(items)
     offset, start = base, 0
     for count, size, at in stamps:
@@ -239,6 +243,25 @@ def stamped(items: bytes | memoryview, stamps: list[tuple[int, int, int]], base:
         offset += count
         start = stop
     return bytes(out)
+
+
+def _stamped_singly(items: bytes, stamps: list[tuple[int, int, int]], base: int) -> bytes:
+    """Like `stamped`, for few consecutive items of one size: everything between the offsets is cut out, and
+    joined with them. All loops are short, and compiled.
+    """
+    places: list[int] = []
+    start = 0
+    for count, size, at in stamps:
+        for _ in range(count):
+            places.append(start + at)
+            start += size
+    starts = [0]
+    starts += [place + 8 for place in places]
+    columns = [
+        [items[start:place] for start, place in zip(starts, places)],
+        *offset_columns(b"", base, len(places)),
+    ]
+    return joined(columns, 0, len(places)) + items[starts[-1] :]
 
 
 def placed(append: Append, base: int, time_ms: int) -> Encoded:

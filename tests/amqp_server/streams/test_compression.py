@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from amqp_server.streams.layout.encode import Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.local_host import StreamOptions
 from amqp_server.wire import content
 from persistence.streams import compression

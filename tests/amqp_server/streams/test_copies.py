@@ -13,7 +13,8 @@ from typing import TypeVar
 import pytest
 
 from amqp_server.streams.layout.deliver import BatchReader
-from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoded, Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.wire.deliver import DeliverTemplate
 from persistence.streams.files import DiskFiles
 from persistence.streams.log import Read, Stored, StreamLog

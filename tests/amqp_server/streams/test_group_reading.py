@@ -9,7 +9,8 @@ import pytest
 from amqp_server.streams.consumer_groups.member_reading import Due, Reading
 from amqp_server.streams.consumer_groups.takers import ClientTaker
 from amqp_server.streams.layout.deliver import BatchReader
-from amqp_server.streams.layout.encode import Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from persistence.streams.batch import Batch
 from quorum_queue.consumer_groups.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.consumer_groups.replica import GroupReplica

@@ -13,8 +13,9 @@ import pytest
 from pamqp import commands
 
 from amqp_server.broker.broker import Broker
-from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts, begin_large
+from amqp_server.streams.layout.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES, PIECE_BYTES, PIECE_FRAMES, LargeItem
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.members.entries import decode_entry, encode_batch, encode_entry
 from amqp_server.streams.members.replica import StreamReplica
 from amqp_server.turn import NoPeers, Turn

@@ -14,8 +14,9 @@ from pamqp import commands, header
 
 from amqp_server.streams.layout import encode, group_headers
 from amqp_server.streams.layout.deliver import BatchReader
-from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoded, Encoder
 from amqp_server.streams.layout.group_headers import PIECE, SHAPES_MAX, Headers
+from amqp_server.streams.layout.layouts import LAYOUTS_MAX, Layouts
 from amqp_server.wire import content, frames
 from amqp_server.wire.deliver import DeliverTemplate
 from persistence.streams import batch as batches
@@ -404,6 +405,6 @@ def test_a_batch_ends_where_it_is_large_enough() -> None:
 
 def test_only_few_layouts_are_remembered() -> None:
     layouts = Layouts()
-    for number in range(encode.LAYOUTS_MAX * 2):
+    for number in range(LAYOUTS_MAX * 2):
         layouts.of(framed({"message_id": str(number)}, b"", 1, 4096))
-        assert len(layouts._known) <= encode.LAYOUTS_MAX
+        assert len(layouts._known) <= LAYOUTS_MAX

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from amqp_server.streams.layout.encode import Encoded, Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoded, Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.members.entries import (
     Append,
     CodecError,

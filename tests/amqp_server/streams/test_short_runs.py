@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pamqp import commands, header
 
-from amqp_server.streams.layout.encode import SHORT_RUN, Encoder, Layouts
+from amqp_server.streams.layout.encode import SHORT_RUN, Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.wire import content
 from amqp_server.wire.frames import short_string
 from quorum_queue.machine.run import Attributes, Run

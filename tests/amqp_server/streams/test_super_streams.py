@@ -219,6 +219,29 @@ def test_without_a_key_all_get_runs(node: StreamNode, peer: Peer) -> None:
     assert sorted(int(body) for each in found for body in each) == list(range(3 * KEYLESS_RUN))
 
 
+def test_runs_without_a_key_go_on_in_the_next_read(node: StreamNode, peer: Peer) -> None:
+    """It does not matter how messages come, or what comes between them: 256 in a row have one partition."""
+    declare(peer)
+    other = opened(node)
+    expected: list[list[bytes]] = [[], [], []]
+    keyless = 0
+    for size in (1, 2, 255, 1, 100, 600, 3, 300):
+        messages: list[tuple[str, bytes]] = []
+        for number in range(size):
+            # Bodies of two sizes: not all content headers are the same.
+            body = b"%06d" % keyless + b"x" * (number // 40 % 2)
+            expected[(keyless + 1) // KEYLESS_RUN % 3].append(body)
+            messages.append(("", body))
+            keyless += 1
+            if number % 90 == 50:
+                # Partition 1 has this key.
+                messages.append(("hello1", b"keyed"))
+        publish(other if size % 2 else peer, *messages)
+    found = [read(node, f"s-{number}") for number in range(3)]
+    assert b"keyed" in found[1]
+    assert [[body for body in each if body != b"keyed"] for each in found] == expected
+
+
 # -- what is there already -----------------------------------------------------------------------------------
 
 

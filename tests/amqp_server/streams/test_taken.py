@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from pamqp import commands, header
 
 from amqp_server.streams.layout.deduplication import Taken
-from amqp_server.streams.layout.encode import Encoder, Layouts
+from amqp_server.streams.layout.encode import Encoder
+from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.local_host import StreamOptions
 from amqp_server.streams.members.log_trimming import Encoding, Stable
 from amqp_server.streams.members.replica import StreamReplica, encode_state

@@ -37,8 +37,8 @@ from amqp_server.broker.topology.super_streams import declaration, growth, parti
 from amqp_server.streams.beginnings import NO_MAJORITY
 from amqp_server.streams.layout.consumer_start import COMMITTED, NAMES_FULL, Start
 from amqp_server.streams.layout.deliver import BatchReader
-from amqp_server.streams.layout.encode import FILTER
 from amqp_server.streams.layout.group_headers import offsets_of
+from amqp_server.streams.layout.layouts import FILTER
 from amqp_server.streams.local_host import StreamOptions
 from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.members.replica import Applied
