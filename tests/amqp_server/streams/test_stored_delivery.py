@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from pamqp import commands
 
+from amqp_server.streams.layout.stored_delivery import StoredReader
 from amqp_server.streams.local_host import StreamOptions
 from conformance_tests.stored_batch import Stored, messages_of
+from persistence.streams import batch as batches
+from persistence.streams.batch import Shape
 from persistence.streams.compression import CODECS
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
@@ -285,6 +288,16 @@ def test_compacted_batches_say_which_offsets_they_have() -> None:
             for table in map(headers, found)
         ]
     assert any(sparse) and not all(sparse)
+
+
+def test_a_start_behind_the_last_message_of_a_compacted_batch_skips_the_batch() -> None:
+    shapes = [Shape(3, 50, 10, 20, 0)]
+    parts = batches.encode(100, 5, shapes, bytes(150), [None], (), span=40, offsets=[3, 7, 20])
+    for offset, first in ((90, 103), (100, 103), (103, 103), (104, 107), (120, 120), (121, 140), (139, 140)):
+        reader = StoredReader(batches.stored_of(parts), "s")
+        reader.skip_to(offset)
+        assert (reader.offset, reader.left) == (first, int(first < 140))
+        assert reader.skipped == sum(100 + number < offset for number in (3, 7, 20))
 
 
 def test_retention_leaves_the_batches_behind_it() -> None:
