@@ -15,6 +15,7 @@ from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close, expect_connection_close
 from conformance_tests.inbox import Delivery, Inbox, numbered, publish, queue_exists
 from conformance_tests.patience import wait_s
+from conformance_tests.stored_batch import Stored, messages_of
 
 STREAM = {"x-queue-type": "stream"}
 #: Pause between messages that should have different times, s. Times of AMQP are seconds.
@@ -329,6 +330,71 @@ def test_a_consumer_that_asks_gets_the_time_at_which_the_broker_took_each_messag
     # Other consumers get the messages as they were published.
     plain = reader(connect, stream).take(10)
     assert [delivery.headers.get("x-stream-timestamp") for delivery in plain] == [None] * 5 + [17] * 5
+
+
+def batches(connect: Connect, stream: str, offset: object, stop: int, **arguments: Any) -> list[Stored]:
+    """Return the messages of stored batches from an offset up to another."""
+    inbox = reader(connect, stream, offset, 2, x_stream_batches=True, **arguments)
+    found: list[Stored] = []
+    while True:
+        (delivery,) = inbox.take(1)
+        messages = messages_of(delivery.body)
+        headers = delivery.headers
+        assert headers["x-stream-count"] == len(messages)
+        assert headers["x-stream-offset"] == messages[0].offset
+        found += messages[headers["x-stream-skip"] :]
+        inbox.ch.basic_ack(delivery.tag)
+        if headers["x-stream-next-offset"] >= stop:
+            inbox.nothing_more()
+            return found
+
+
+@pytest.mark.parametrize("compression", ["none", "zstd", "lz4"])
+def test_a_consumer_of_batches(ch: BlockingChannel, name: Name, connect: Connect, compression: str) -> None:
+    stream = declare(ch, name, stream_compression=compression)
+    for low in range(0, 60, 20):
+        confirmed(connect, stream, *numbered(20, low), headers={"n": low})
+    plain = reader(connect, stream).take(60)
+    for offset in (0, 7, 20, 59):
+        found = batches(connect, stream, offset, 60)
+        assert [(each.offset, each.body) for each in found] == [
+            (each.headers["x-stream-offset"], each.body) for each in plain[offset:]
+        ]
+        assert [each.headers for each in found] == [each.headers for each in plain[offset:]]
+        assert {(each.exchange, each.routing_key) for each in found} == {("", stream)}
+
+
+def test_large_messages_of_batches(ch: BlockingChannel, name: Name, connect: Connect) -> None:
+    stream = declare(ch, name)
+    bodies = [bytes([number]) * 700_000 * number for number in range(4)]
+    confirmed(connect, stream, *bodies)
+    assert [each.body for each in batches(connect, stream, "first", 4)] == bodies
+
+
+def test_a_name_of_batches(ch: BlockingChannel, name: Name, connect: Connect) -> None:
+    stream = declare(ch, name)
+    named = {"x_group": "g", "x_stream_offset_default": "first"}
+    for low in (0, 10):
+        confirmed(connect, stream, *numbered(10, low))
+        found = batches(connect, stream, "committed", low + 10, **named)
+        assert [each.offset for each in found] == list(range(low, low + 10))
+
+
+@pytest.mark.parametrize("argument", ["x-stream-filter", "x-stream-timestamps"])
+def test_what_does_not_go_together_with_a_consumer_of_batches(
+    ch: BlockingChannel, stream: str, argument: str
+) -> None:
+    ch.basic_qos(prefetch_count=10)
+    value = "red" if argument == "x-stream-filter" else True
+    with expect_channel_close(406, f"invalid arg '{argument}' for queue '.*'x-stream-batches'"):
+        ch.basic_consume(stream, lambda *_: None, arguments={"x-stream-batches": True, argument: value})
+
+
+def test_a_queue_has_no_consumer_of_batches(ch: BlockingChannel, name: Name) -> None:
+    queue = name("plain")
+    ch.queue_declare(queue, exclusive=True)
+    with expect_channel_close(406, "invalid arg 'x-stream-batches' for queue"):
+        ch.basic_consume(queue, lambda *_: None, arguments={"x-stream-batches": True})
 
 
 def test_a_passive_declare_counts_the_messages_before_a_time(

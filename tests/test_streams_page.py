@@ -30,13 +30,14 @@ PRINTED = [
     "",
     "99 kitchen 99\n",
     "".join(f"{number} kitchen {number}\n" for number in (91, 93, 95, 97, 99)),
+    "".join(f"{number} {'kitchen' if number % 2 else 'cellar'} {number}\n" for number in range(90, 100)),
     "".join(ORDERS),
     "".join(BILLED),
     "",
     TABLE,
 ]
 #: In a group, partitions come in any order; within each the order holds.
-UNORDERED = 4
+UNORDERED = 5
 #: Messages of the program that fills the table.
 READINGS = 32
 

@@ -28,8 +28,10 @@ from amqp_server.errors import (
     Unavailable,
 )
 from amqp_server.streams.layout.consumer_start import (
+    BATCHES,
     NAMES_FULL,
     TIMESTAMPS,
+    parse_batches,
     parse_consumer_start,
     parse_flag,
     parse_wanted,
@@ -90,7 +92,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         _check_member(method, queue, arguments)
         group_members.check(queue, connection.client.access)
     priority = _consumer_priority(channel, queue.name, arguments)
-    for argument in () if queue.type.is_stream else ("x-stream-offset", TIMESTAMPS):
+    for argument in () if queue.type.is_stream else ("x-stream-offset", TIMESTAMPS, BATCHES):
         if argument in arguments:
             raise PreconditionFailed(
                 f"invalid arg '{argument}' for queue '{name}' in vhost '{channel.vhost.name}' "
@@ -117,6 +119,7 @@ def consume(channel: Channel, method: commands.Basic.Consume) -> None:
         subscription.start = parse_consumer_start(arguments, types, place_of(queue))
         subscription.wanted = parse_wanted(arguments, types, place_of(queue))
         subscription.timed = parse_flag(arguments, types, place_of(queue), TIMESTAMPS)
+        subscription.batches = parse_batches(arguments, types, place_of(queue))
     consumer = Consumer(
         subscription.key,
         no_ack=subscription.no_ack,

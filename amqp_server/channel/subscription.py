@@ -30,6 +30,7 @@ class Subscription:
     __slots__ = (
         "arguments",
         "attached",
+        "batches",
         "channel",
         "exclusive",
         "key",
@@ -71,10 +72,11 @@ class Subscription:
         #: Its own limit of time without an ack, and whether it has passed.
         self.timeout_own_ms: int | None = None
         self.timed_out = False
-        #: Where a stream's consumer begins, its filter, and whether it gets the time of each message.
+        #: Where a stream's consumer begins, its filter, and whether it gets the time of each message, or
+        #: batches as they are stored.
         self.start: Start = NEXT
         self.wanted: Wanted | None = None
-        self.timed = False
+        self.timed = self.batches = False
         # A consumer tag may be used again while deliveries of its last use are unacked. The next delivery tag
         # makes the key unique: those deliveries have increased it.
         self.key = (channel.connection.number, channel.number, tag, channel.next_tag)

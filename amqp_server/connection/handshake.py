@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 #: Objects for longer texts of clients, and for larger sets of capabilities, are not shared between clients.
 SHARED_LENGTH_MAX = 64
 SHARED_CAPABILITIES_MAX = 32
-#: RabbitMQ's capabilities that this broker has, and four of its own.
+#: RabbitMQ's capabilities that this broker has, and five of its own.
 CAPABILITIES: dict[str, object] = {
     "publisher_confirms": True,
     "exchange_exchange_bindings": True,
@@ -36,6 +36,7 @@ CAPABILITIES: dict[str, object] = {
     "publisher_deduplication": True,
     "stream_offsets": True,
     "stream_timestamps": True,
+    "stream_batches": True,
     "confirm_levels": True,
 }
 

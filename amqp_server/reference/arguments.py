@@ -64,6 +64,7 @@ CONSUMERS = {
     "x-stream-offset-default": ("stream", "as above", "place where `committed` begins if no offset is stored yet"),
     "x-stream-filter": ("stream", "text, or a list of texts", "get only messages with one of these filter values"),
     "x-stream-match-unfiltered": ("stream", "true, false", "also get messages without a filter value"),
+    "x-stream-batches": ("stream", "true, false", "get [stored batches](../streams.md#batches-as-they-are-stored) in place of messages"),
     "x-stream-timestamps": ("stream", "true, false", "get the time of each message in the header `x-stream-timestamp`"),
 }  # fmt: skip
 
@@ -111,6 +112,13 @@ DELIVERED = {
         "integer, ms since 1970",
         "when the broker took the message (streams, to consumers with `x-stream-timestamps`)",
     ),
+    "x-stream-next-offset": (
+        "integer",
+        "offset after the batch (streams, to consumers with `x-stream-batches`)",
+    ),
+    "x-stream-count": ("integer", "number of messages in the batch, to such consumers"),
+    "x-stream-skip": ("integer", "number of its messages before the offset at which the consumer continues"),
+    "x-stream-codec": ("`none`, `zstd`, `lz4`", "compression of the batch, to such consumers"),
     "x-stream": ("text", "partition of the message (consumer groups)"),
     "x-shovelled": ("list", "shovels that have moved the message, if they are configured to add this header"),
     "x-shovelled-timestamp": ("integer", "time of the last move, in s since 1970"),

@@ -19,9 +19,10 @@ from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.encode import Encoded
 from amqp_server.streams.layout.group_headers import PIECE, SHAPES_MAX, below, offsets_of
 from amqp_server.streams.layout.named_offsets import Progress
+from amqp_server.streams.layout.stored_delivery import StoredReader
 from amqp_server.streams.services import StreamServices
 from amqp_server.streams.stream_consumer import StreamConsumer
-from persistence.streams.batch import Batch
+from persistence.streams.batch import Batch, StoredBatch, stored_of
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from quorum_queue.host import Key, QueueHost
 from quorum_queue.ports import ConsumerState, Hosted, Refused
@@ -380,7 +381,11 @@ class StreamReaders(QueueHost):
                 batch = self._next_batch(consumer)
                 if batch is None:
                     return
-                reader = consumer.reader = BatchReader(batch)
+                if isinstance(batch, StoredBatch):
+                    reader = StoredReader(batch, self.queue.name)
+                else:
+                    reader = BatchReader(batch)
+                consumer.reader = reader
                 if batch.base < consumer.next_offset:
                     reader.skip_to(consumer.next_offset)
             if reader.batch.size > LARGE_BYTES and self._services.memory.unsent.full:
@@ -417,7 +422,9 @@ class StreamReaders(QueueHost):
         consumer.next_id = first_id + count
         consumer.credit -= count
         if consumer.progress is not None:
-            consumer.progress.handed(offsets_of(reader, count), first_id)
+            offsets = offsets_of(reader, count)
+            stop = reader.batch.stop if consumer.batches else offsets[-1] + 1
+            consumer.progress.handed(offsets, first_id, stop)
         source = reader
         if consumer.headers is not None:
             source = consumer.headers.reader(reader)
@@ -461,8 +468,14 @@ class StreamReaders(QueueHost):
         if tail[index].batch.stop <= offset:
             # The next offset is in a gap behind this batch.
             index += 1
-        batch = tail[index].batch
-        return batch if batch.stop <= self._synced else None
+        encoded = tail[index]
+        if encoded.batch.stop > self._synced:
+            return None
+        return self._stored_in_tail(encoded) if consumer.batches else encoded.batch
+
+    def _stored_in_tail(self, encoded: Encoded) -> StoredBatch:
+        """Return a batch of the tail as it is stored."""
+        return stored_of(encoded.parts)
 
     def _read(self, consumer: StreamConsumer, offset: int) -> None:
         """Let a thread read batches from this offset on."""
@@ -470,7 +483,7 @@ class StreamReaders(QueueHost):
             return
         consumer.reading = True
         self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted),
+            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches),
             partial(self._has_read, consumer, consumer.reads),
         )
 

@@ -26,10 +26,10 @@ from amqp_server.streams.members.requests import NOTHING, Asks
 from amqp_server.streams.node_named_offsets import NodeNames
 from amqp_server.streams.taking_over import begin_named, lose_name, refuse, take_over
 from persistence.streams import batch as batches
-from persistence.streams.batch import Batch, Damaged
+from persistence.streams.batch import Batch, Damaged, StoredBatch, stored_of
 from persistence.streams.log import READ_BYTES, Lost
 from persistence.streams.retention import RetentionLimits
-from persistence.streams.segment import batches_of
+from persistence.streams.segment import batches_of, stored_batches_of
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.frames import StreamWord
 from quorum_queue.cluster.queues.remote_host import RemoteHost
@@ -52,6 +52,18 @@ TAIL_BYTES_MAX = 4 * READ_BYTES
 FRESH_MS = 1_000
 #: Interval at which a member is asked whether other nodes have taken the names of consumers here, ms.
 NAMES_MS = 1_000
+
+
+class Told(Encoded):
+    """A batch that a member has sent. `data` is the whole batch as the member has it, for consumers that
+    decode it themselves.
+    """
+
+    __slots__ = ("data",)
+
+    def __init__(self, batch: Batch, data: memoryview) -> None:
+        super().__init__(batch, [])
+        self.data = data
 
 
 class Publisher(RemoteHost):
@@ -510,19 +522,19 @@ class StreamRemoteHost(StreamHost):
         if word.what == frames.TOLD_GONE:
             self._comes_to(word.value)
             return
-        found = self._batches_of(word) if word.what == frames.TOLD_FOUND else []
-        found = [batch for batch in found if batch.stop > self._synced]
-        if not found or found[0].base > self._synced:
+        told = self._batches_of(word) if word.what == frames.TOLD_FOUND else []
+        found = [encoded for encoded in told if encoded.batch.stop > self._synced]
+        if not found or found[0].batch.base > self._synced:
             self._caught_up = False
             self._wait()
             return
-        if any(not batch.count for batch in found):
+        if any(not encoded.batch.count for encoded in found):
             # The range is compacted: consumers read it from the members.
-            self._comes_to(found[-1].stop)
+            self._comes_to(found[-1].batch.stop)
             return
-        for batch in found:
-            self._add(Encoded(batch, []))
-            self._synced = batch.stop
+        for encoded in found:
+            self._add(encoded)
+            self._synced = encoded.batch.stop
         while self._tail_bytes > TAIL_BYTES_MAX:
             self._forget_first()
         self._served()
@@ -537,12 +549,30 @@ class StreamRemoteHost(StreamHost):
         while self._tail:
             self._forget_first()
 
-    def _batches_of(self, word: StreamWord) -> list[Batch]:
+    def _batches_of(self, word: StreamWord) -> list[Told]:
+        data = memoryview(word.data)
         try:
-            return [batch for _, _, batch in batches_of(word.data)]
+            return [Told(batch, data[at : at + head.size]) for at, head, batch in batches_of(word.data)]
         except Damaged as error:
-            logger.error("stream '%s': a member has sent damaged messages: %s", self.queue.name, error)
+            self._note_damaged(error)
             return []
+
+    def _stored_in_tail(self, encoded: Encoded) -> StoredBatch:
+        assert isinstance(encoded, Told)
+        return stored_of([encoded.data])
+
+    def _read_of(self, consumer: StreamConsumer, word: StreamWord) -> list[Batch]:
+        """Return the batches in the form that this consumer gets."""
+        if not consumer.batches:
+            return [told.batch for told in self._batches_of(word)]
+        try:
+            return list[Batch](stored_batches_of(word.data))
+        except Damaged as error:
+            self._note_damaged(error)
+            return []
+
+    def _note_damaged(self, error: Damaged) -> None:
+        logger.error("stream '%s': a member has sent damaged messages: %s", self.queue.name, error)
 
     def _read(self, consumer: StreamConsumer, offset: int) -> None:
         if consumer.reading:
@@ -566,7 +596,9 @@ class StreamRemoteHost(StreamHost):
             consumer.next_offset = max(consumer.next_offset, word.value)
             self._serve(consumer)
         else:
-            found = self._batches_of(word) if word.what == frames.TOLD_FOUND else []
+            found: list[Batch] = []
+            if word.what == frames.TOLD_FOUND:
+                found = self._read_of(consumer, word)
             found = [batch for batch in found if batch.stop > offset]
             if not found or found[0].base > offset:
                 self._wait()

@@ -24,6 +24,8 @@ class Sink(Protocol):
     wanted: Wanted | None
     #: True if it gets the time of each message in a header.
     timed: bool
+    #: True if it gets batches as they are stored, each as one delivery.
+    batches: bool
     #: True if it reads for a group: it does not count as a consumer, limits its deliveries itself, and
     #: `began` is called with its first offset.
     for_group: bool
@@ -49,6 +51,7 @@ class StreamConsumer:
     __slots__ = (
         "_services",
         "ahead",
+        "batches",
         "credit",
         "detached",
         "for_group",
@@ -76,6 +79,7 @@ class StreamConsumer:
         self.sink = sink
         self.prefetch = prefetch
         self.wanted = sink.wanted
+        self.batches = sink.batches
         self.for_group = sink.for_group
         #: Adds headers to its messages; None for nearly all consumers.
         self.headers = Headers(timed=True) if sink.timed else None

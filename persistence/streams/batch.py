@@ -7,6 +7,9 @@ file.
     items     the messages, one after the other, as the layer above has framed them; in a segment perhaps
               compressed.
 
+Clients that read batches know this format, too: docs/streams.md describes it. A change needs a new version,
+and consumers that say that they know it (ADR 62).
+
 Head, meta and items have checksums of their own: despite a damaged message, the position of the next batch is
 known, and a batch that no filter matches is skipped unread.
 """
@@ -15,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from array import array
+from bisect import bisect_left
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from operator import mul
@@ -202,6 +206,47 @@ def first_column(packed: bytes) -> array[int]:
     return _numbers_in("H", bytes(column))
 
 
+class StoredBatch(Batch):
+    """A batch as it is stored, for readers that decode it themselves. As a Batch it is a single message,
+    which stands for all offsets of the batch.
+    """
+
+    __slots__ = ("front", "head")
+
+    def __init__(self, head: Head, front: bytes, items: bytes | memoryview) -> None:
+        """`front` is head and meta, `items` may be compressed."""
+        size = len(front) + len(items)
+        shapes = [Shape(1, size, 0, 0, 0)] if head.shapes else []
+        super().__init__(head.base, head.time_ms, shapes, items, [None], (), size, head.count, [0])
+        self.head = head
+        self.front = front
+
+    @property
+    def codec(self) -> str:
+        """The compression of the items."""
+        return _CODECS.get(self.head.flags & (ZSTD | LZ4), compression.NONE)
+
+    @property
+    def messages(self) -> int:
+        """Number of its messages."""
+        if not self.head.flags & SPARSE:
+            return self.head.count
+        stop = HEAD_BYTES + self.head.shapes * SHAPE_BYTES
+        return sum(shape_column(self.front[HEAD_BYTES:stop], COUNT_AT))
+
+    def begin(self, offset: int) -> int:
+        """Note the first wanted offset; return the number of messages before it."""
+        low = offset - self.base
+        if self.head.flags & SPARSE:
+            numbers = _numbers_in("I", self.front[len(self.front) - 4 * self.messages :])
+            before = bisect_left(numbers, low)
+            low = numbers[before] if before < len(numbers) else self.head.count
+        else:
+            before = min(low, self.head.count)
+        self.offsets = [low]
+        return before
+
+
 def encode(
     base: int,
     time_ms: int,
@@ -358,6 +403,28 @@ def decode(head: Head, data: bytes | memoryview, at: int = 0) -> Batch:
         offsets,
         head.flags,
     )
+
+
+def stored(head: Head, data: bytes | memoryview, at: int = 0) -> StoredBatch:
+    """Return the batch whose head is at `at` as it is stored. Raises Damaged."""
+    view = memoryview(data)
+    start = at + HEAD_BYTES + head.meta_bytes
+    meta, items = view[at + HEAD_BYTES : start], view[start : start + head.items_bytes]
+    if len(items) != head.items_bytes or crc32(meta) != head.meta_crc or crc32(items) != head.items_crc:
+        raise Damaged(f"the batch at {head.base} is damaged")
+    return StoredBatch(head, bytes(view[at:start]), items)
+
+
+def stored_of(parts: Sequence[bytes | memoryview]) -> StoredBatch:
+    """Return the batch of these parts, as `encode` returns them or joined, without looking at the checksums.
+    Raises Damaged.
+    """
+    head = decode_head(parts[0])
+    if len(parts) == 3:
+        return StoredBatch(head, b"".join(parts[:2]), parts[2])
+    whole = memoryview(b"".join(parts)) if len(parts) > 1 else memoryview(parts[0])
+    start = HEAD_BYTES + head.meta_bytes
+    return StoredBatch(head, bytes(whole[:start]), whole[start:])
 
 
 def _decompressed(head: Head, items: memoryview, size: int) -> bytes | memoryview:

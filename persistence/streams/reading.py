@@ -39,8 +39,16 @@ class SegmentReader(IndexedSegments):
         #: The offset after the last message on this disk.
         self.stop = 0
 
-    def read(self, offset: int, place: SegmentPlace | None = None, wanted: Wanted | None = None) -> Read:
+    def read(
+        self,
+        offset: int,
+        place: SegmentPlace | None = None,
+        wanted: Wanted | None = None,
+        *,
+        undecoded: bool = False,
+    ) -> Read:
         """Read some batches, beginning with the one that has this offset or else with the first one after it.
+        With `undecoded` they are StoredBatches.
 
         Returns nothing at the end of the log, or if no filter matched for a long part; `place` says where to
         continue.
@@ -65,7 +73,7 @@ class SegmentReader(IndexedSegments):
                     place = SegmentPlace(segment.base, span.start, offset, segment.stem)
                     end = min(span.start + READ_BYTES + index.SPACING_BYTES, segment.size)
                     seek_bytes = _bytes_of(span.start, span.end or end)
-                reading = _Reading(self.files, path, segment, place, wanted, seek_bytes)
+                reading = _Reading(self.files, path, segment, place, wanted, seek_bytes, undecoded=undecoded)
                 found = reading.run(self.next_head)
             except FileNotFoundError:
                 if segment not in self.segments:
@@ -238,6 +246,8 @@ class _Reading:
         place: SegmentPlace,
         wanted: Wanted | None,
         seek_bytes: int = 0,
+        *,
+        undecoded: bool = False,
     ) -> None:
         """`seek_bytes`: read so many bytes at once; the first batch is among them, and the batches in them
         are enough.
@@ -249,6 +259,7 @@ class _Reading:
         #: The next batch has this offset or a later one.
         self._expected = segment.base
         self._wanted = wanted
+        self._undecoded = undecoded
         self._seek_bytes = seek_bytes if wanted is None else 0
         self._found: list[Batch] = []
         self._lost: list[Lost] = []
@@ -312,7 +323,8 @@ class _Reading:
                 values = batches.decode_values(head, self._window.take(start, head.meta_bytes, 0))
                 if not batches.matches(values, wanted.values, unfiltered=wanted.unfiltered):
                     return 0
-            batch = batches.decode(head, self._window.take(self._position, head.size))
+            data = self._window.take(self._position, head.size)
+            batch = batches.stored(head, data) if self._undecoded else batches.decode(head, data)
         except Damaged as error:
             self._lost.append(Lost(max(head.base, self._offset), head.stop, f"{self._path}: {error}"))
             return 0

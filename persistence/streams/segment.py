@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from persistence.streams import batch as batches
 from persistence.streams import index
-from persistence.streams.batch import Batch, Damaged, Head
+from persistence.streams.batch import Batch, Damaged, Head, StoredBatch
 from persistence.streams.index import Entry
 
 #: Bytes that are read at once.
@@ -128,6 +128,15 @@ def batches_of(data: bytes) -> Iterator[tuple[int, Head, Batch]]:
             raise Damaged(f"a batch at {head.base} in place of {expected}")
         yield at, head, batch
         expected, at = head.stop, at + head.size
+
+
+def stored_batches_of(data: bytes) -> Iterator[StoredBatch]:
+    """Yield the batches in whole neighbouring batches as they are. Raises Damaged."""
+    at = 0
+    while at < len(data):
+        batch = batches.stored(batches.decode_head(data, at), data, at)
+        yield batch
+        at += batch.size
 
 
 def heads_of(data: bytes) -> Iterator[tuple[int, Head]]:

@@ -40,8 +40,8 @@ REPEATS_MAX = 100_000
 _ZSTD_MAGIC, _ZSTD_HEADER_BYTES_MAX = b"\x28\xb5\x2f\xfd", 18
 #: Content type and encoding are the first properties, directly after the flags.
 _FLAGS_BYTES = 2
-_BOTH_FLAGS = 0xC0
-_MARK = b"".join(bytes([len(text)]) + text.encode() for text in (CONTENT_TYPE, CONTENT_ENCODING))
+BOTH_FLAGS = 0xC0
+MARK = b"".join(bytes([len(text)]) + text.encode() for text in (CONTENT_TYPE, CONTENT_ENCODING))
 
 Array = Any
 RecordBatch = Any
@@ -72,7 +72,7 @@ class Messages:
 
 
 def is_packed(properties: bytes) -> bool:
-    return properties[0] & _BOTH_FLAGS == _BOTH_FLAGS and properties.startswith(_MARK, _FLAGS_BYTES)
+    return properties[0] & BOTH_FLAGS == BOTH_FLAGS and properties.startswith(MARK, _FLAGS_BYTES)
 
 
 def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]]:

@@ -22,6 +22,8 @@ from spark_sink.sink.packing import Messages, Repeats, repeated, unpacked
 from spark_sink.source.cuts import Cuts, cuts
 from spark_sink.source.deliveries import BASIC_DELIVER, FLAGS_AT, HEAD_BYTES, OVERHEAD_BYTES, U32, U64, Run
 from spark_sink.source.properties import COLUMNS, MESSAGE_ID, decode_properties, without_ids
+from spark_sink.source.stored import StoredRun
+from spark_sink.source.stored_cuts import stored_cuts
 from spark_sink.streams.placed import without_offsets, without_times
 
 ROUTE_COLUMNS = ("redelivered", "exchange", "routing_key")
@@ -76,6 +78,16 @@ class Decoder:
         offsets, properties = without_offsets(properties)
         return self._batches(Messages(values, routes, properties, offsets, times), same)
 
+    def stored_batches(self, run: StoredRun, stream: str, partition: int) -> Iterator[pa.RecordBatch]:
+        """As `log_batches`, for messages out of batches as the broker stores them. Raises BadMessage."""
+        same = {"stream": stream, "partition": partition}
+        found = stored_cuts(run, routes=self._wants(ROUTE_COLUMNS), properties=self._wants(COLUMNS))
+        if found is not None:
+            return iter((self._batch_of(found, found.offsets, same),))
+        values, routes, properties = _parts(run.deliveries())
+        _, properties = without_offsets(properties)
+        return self._batches(Messages(values, routes, properties, run.offsets, run.times), same)
+
     def _batches(self, messages: Messages, same: Mapping[str, object]) -> Iterator[pa.RecordBatch]:
         for part, rows in unpacked(messages):
             yield self._batch(part, same, rows)
@@ -89,7 +101,7 @@ class Decoder:
             **self._same(len(messages), same),
             **_columns(ROUTE_COLUMNS, messages.routes, _route),
         }
-        if self._wants_properties:
+        if self._wants(COLUMNS):
             columns |= _property_columns(messages.properties)
         if rows is not None:
             columns = _of_packed(columns, rows, self._repeats)
@@ -102,9 +114,10 @@ class Decoder:
             "offset": lambda kind: pa.array(offsets, kind) if isinstance(offsets, range) else offsets,
             TAKEN: lambda kind: pa.nulls(count, kind) if found.times is None else _taken(found.times, kind),
             **self._same(count, same),
-            **_distinct(ROUTE_COLUMNS, routes.raws, routes.indices, count, _route),
         }
-        if self._wants_properties:
+        if self._wants(ROUTE_COLUMNS):
+            columns |= _distinct(ROUTE_COLUMNS, routes.raws, routes.indices, count, _route)
+        if self._wants(COLUMNS):
             properties = found.properties
             if len(properties.raws) > SIMILAR_MAX * count:
                 columns |= _property_columns(
@@ -114,10 +127,9 @@ class Decoder:
                 columns |= _distinct(COLUMNS, properties.raws, properties.indices, count, decode_properties)
         return self._made(columns)
 
-    @property
-    def _wants_properties(self) -> bool:
-        """A query without these columns does not pay for them."""
-        return any(name in COLUMNS for name in self._schema.names)
+    def _wants(self, columns: Sequence[str]) -> bool:
+        """Return whether the query has any of these columns; others do not pay for them."""
+        return any(name in columns for name in self._schema.names)
 
     def _same(self, count: int, same: Mapping[str, object]) -> dict[str, Column]:
         """Columns that are the same in all rows."""

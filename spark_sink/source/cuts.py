@@ -59,17 +59,19 @@ class Cuts:
     times: Array
 
 
-class _Cutter:
-    def __init__(self, data: bytes, count: int) -> None:
+class Cutter:
+    """Cuts parts of messages out of their bytes, at the positions of each message."""
+
+    def __init__(self, data: bytes | memoryview, count: int) -> None:
         self._data, self._size, self._count = pa.py_buffer(data), len(data), count
-        self._every_other = _ints(array(INT, range(0, 2 * count, 2)))
+        self._every_other = ints(array(INT, range(0, 2 * count, 2)))
 
     def cut(self, lows: Array, highs: Array) -> Array:
         """Return the bytes between these positions of each message. Raises Crooked."""
         count = 2 * self._count
         places = array(INT, bytes(count * INT_BYTES))
         places[0::2], places[1::2] = _numbers(lows), _numbers(highs)
-        edges = _ints(places)
+        edges = ints(places)
         rising = pc.all(pc.less_equal(edges.slice(0, count - 1), edges.slice(1))).as_py()
         if not rising or places[0] < 0 or places[-1] > self._size:
             # Arrow does not check the positions.
@@ -79,7 +81,7 @@ class _Cutter:
 
     def cut_fixed(self, lows: Array, size: int) -> Array:
         """The same, of one length for all. Raises Crooked."""
-        found = self.cut(lows, _plus(lows, size))
+        found = self.cut(lows, plus(lows, size))
         return pa.Array.from_buffers(pa.binary(size), self._count, [None, found.buffers()[2]])
 
 
@@ -98,32 +100,32 @@ def cuts(run: Run, *, of_stream: bool, timed: bool = False) -> Cuts | None:
 
 def _cuts(run: Run, of_stream: bool, timed: bool) -> Cuts | None:
     data, count = run.data, len(run)
-    cutter = _Cutter(data, count)
-    starts, heads = _ints(array(INT, run.starts)), _ints(array(INT, run.heads))
-    fronts = cutter.cut_fixed(_plus(heads, -U32.size), FRONT_BYTES)
+    cutter = Cutter(data, count)
+    starts, heads = ints(array(INT, run.starts)), ints(array(INT, run.heads))
+    fronts = cutter.cut_fixed(plus(heads, -U32.size), FRONT_BYTES)
     ends = pc.add(heads, _big_endian(pc.binary_slice(fronts, 0, U32.size), INT))
     size_at = FRONT_BYTES - U64.size
     sizes = _big_endian(pc.binary_slice(fronts, size_at, FRONT_BYTES), LONG).cast(pa.int32())
-    nexts = _ints(array(INT, [*run.starts[1:], len(data)]))
+    nexts = ints(array(INT, [*run.starts[1:], len(data)]))
     # The end of the header's frame, and one frame of the body: a longer message has its body in several
     # frames.
-    one, frame = pa.scalar(1, pa.int32()), _plus(sizes, OVERHEAD_BYTES + 1)
+    one, frame = pa.scalar(1, pa.int32()), plus(sizes, OVERHEAD_BYTES + 1)
     usual = pc.if_else(pc.equal(sizes, pa.scalar(0, pa.int32())), one, frame)
     if not pc.all(pc.equal(pc.subtract(nexts, ends), usual)).as_py():
         return None
-    last = _plus(nexts, -1)
+    last = plus(nexts, -1)
     bodies = cutter.cut(pc.subtract(last, sizes), last)
     route = HEAD_BYTES + len(BASIC_DELIVER)
     # After the consumer's tag, which is the same in all messages, and the delivery's.
     route += 1 + data[route] + U64.size
-    routes = _distinct(cutter.cut(_plus(starts, route), _plus(heads, -OVERHEAD_BYTES)))
-    flags, offsets, times, rest = _plus(heads, FLAGS_AT), None, None, b""
+    routes = distinct_values(cutter.cut(plus(starts, route), plus(heads, -OVERHEAD_BYTES)))
+    flags, offsets, times, rest = plus(heads, FLAGS_AT), None, None, b""
     if of_stream:
         first = run.properties(0)
         at = before_offset(first)[1]
         time = time_at(first) if timed else None
         rest = before_offset(first if time is None else without_time(first))[0]
-        behind = _plus(flags, at + VALUE_BYTES)
+        behind = plus(flags, at + VALUE_BYTES)
         if not pc.all(pc.less_equal(behind, ends)).as_py():
             return None
         before = cutter.cut_fixed(flags, at + VALUE_BYTES)
@@ -137,19 +139,19 @@ def _cuts(run: Run, of_stream: bool, timed: bool) -> Cuts | None:
         if time is not None:
             times = _big_endian(pc.binary_slice(before, time, time + VALUE_BYTES), LONG)
         flags = behind
-    properties = _distinct(cutter.cut(flags, ends), rest)
+    properties = distinct_values(cutter.cut(flags, ends), rest)
     if any(map(is_packed, properties.raws)):
         return None
     return Cuts(count, bodies, routes, properties, offsets, times)
 
 
-def _distinct(values: Array, before: bytes = b"") -> Distinct:
+def distinct_values(values: Array, before: bytes = b"") -> Distinct:
     """`before` precedes each of them."""
     encoded = values.dictionary_encode()
     return Distinct([before + each for each in encoded.dictionary.to_pylist()], encoded.indices)
 
 
-def _ints(numbers: array[int]) -> Array:
+def ints(numbers: array[int]) -> Array:
     return pa.Array.from_buffers(pa.int32(), len(numbers), [None, pa.py_buffer(numbers)])
 
 
@@ -160,7 +162,7 @@ def _numbers(column: Array) -> array[int]:
     return found
 
 
-def _plus(column: Array, number: int) -> Array:
+def plus(column: Array, number: int) -> Array:
     return pc.add(column, pa.scalar(number, pa.int32()))
 
 

@@ -33,6 +33,7 @@ from spark_sink.source.deliveries import Run
 from spark_sink.source.intake import RunIntake
 from spark_sink.source.loss import DataLoss
 from spark_sink.source.patience import Patience
+from spark_sink.source.stored import StoredRun, batches_of
 from spark_sink.streams.offsets import Range
 from spark_sink.streams.placed import OFFSET, offset_at
 from spark_sink.streams.probe import CAPABILITY, TIMES_CAPABILITY, Bounds, NotKnown, count_from, refusal
@@ -42,6 +43,17 @@ PREFETCH = 20_000
 BUFFER_BYTES_MAX = 64 << 20
 #: The argument of a consumer that wants to know when the broker took each message.
 TIMES = "x-stream-timestamps"
+#: The argument of a consumer that wants batches as they are stored, and the capability of brokers that have
+#: it.
+BATCHES, BATCHES_CAPABILITY = "x-stream-batches", "stream_batches"
+#: The option prefetch is a number of messages. Batches of fast publishers have more than this many; how many
+#: batches a task gets ahead, at most and at least.
+MESSAGES_PER_BATCH, BATCHES_AHEAD_MAX, BATCHES_AHEAD_MIN = 500, 40, 2
+#: A batch costs a task as much as so many messages. If the first batches have fewer than that on average, the
+#: task asks for messages.
+MESSAGES_PER_BATCH_MIN, BATCHES_LOOKED_AT = 24, 20
+#: For that, so many bytes count as a message more.
+LARGE_BYTES = 4096
 #: Of one Arrow batch.
 ROWS_PER_BATCH, BATCH_BYTES_MAX = 20_000, 16 << 20
 #: How often to ask the broker about expected messages.
@@ -100,6 +112,11 @@ class Fetch:
         self._times = times
         #: Whether the latest run has times, if the broker was asked and knows them.
         self.timed = False
+        #: Whether the latest consumer gets batches.
+        self._of_batches = False
+        #: Whether batches are worth it, and how many have come, with how many messages.
+        self._likes_batches = True
+        self._batches = self._messages = 0
         self._queue = queue
         self._wanted = wanted
         #: The next offset to come.
@@ -108,12 +125,13 @@ class Fetch:
         self._connection: Connection | None = None
         self._intake = _Intake()
 
-    def __iter__(self) -> Iterator[Run]:
+    def __iter__(self) -> Iterator[Run | StoredRun]:
         try:
             while self._next < self._wanted.end:
                 try:
                     self._consume()
                     yield from self._received()
+                    self._close()
                 except ChannelClosed as error:
                     if error.code:
                         raise refusal(error, self._queue) from None
@@ -129,10 +147,16 @@ class Fetch:
         connection = self._connected()
         self._intake = _Intake()
         connection.set_intake(self._intake)
-        connection.call(spec.Basic.Qos(prefetch_count=self._options.prefetch or PREFETCH), spec.Basic.QosOk)
+        self._of_batches = self._likes_batches and bool(connection.capabilities.get(BATCHES_CAPABILITY))
+        prefetch = self._options.prefetch or PREFETCH
+        if self._of_batches:
+            prefetch = max(min(prefetch // MESSAGES_PER_BATCH, BATCHES_AHEAD_MAX), BATCHES_AHEAD_MIN)
+        connection.call(spec.Basic.Qos(prefetch_count=prefetch), spec.Basic.QosOk)
         arguments: dict[str, object] = {OFFSET: self._next}
         self.timed = self._times and bool(connection.capabilities.get(TIMES_CAPABILITY))
-        if self.timed:
+        if self._of_batches:
+            arguments[BATCHES] = True
+        elif self.timed:
             arguments[TIMES] = True
         consume = spec.Basic.Consume(
             queue=self._queue, consumer_tag=CONSUMER_TAG, no_ack=False, arguments=arguments
@@ -156,7 +180,7 @@ class Fetch:
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, RECONNECT_PAUSE_MAX_S)
 
-    def _received(self) -> Iterator[Run]:
+    def _received(self) -> Iterator[Run | StoredRun]:
         """Yield the consumer's messages until the range or the connection ends."""
         connection, intake = self._connection, self._intake
         assert connection is not None
@@ -174,9 +198,51 @@ class Fetch:
             patience.sign()
             if connection.error is None:
                 connection.send(method_frame(1, spec.Basic.Ack(run.tag(-1), multiple=True)))
-            found = self._of_range(run)
-            if found is not None:
+            if self._of_batches:
+                yield from self._of_stored(run)
+                if not self._likes_batches:
+                    return
+            elif (found := self._of_range(run)) is not None:
                 yield found
+
+    def _of_stored(self, deliveries: Run) -> Iterator[StoredRun]:
+        """Yield the messages of batches that are in the range, and note the progress. Raises BadMessage."""
+        group: list[StoredRun] = []
+        rows = messages = 0
+        for batch in batches_of(deliveries):
+            group.append(batch)
+            rows += len(batch)
+            messages += len(batch)
+            if rows >= ROWS_PER_BATCH:
+                yield from self._within(StoredRun.joined(group))
+                group, rows = [], 0
+        if group:
+            yield from self._within(StoredRun.joined(group))
+        self._judge(len(deliveries), messages, len(deliveries.data))
+
+    def _within(self, run: StoredRun) -> Iterator[StoredRun]:
+        """Cut off messages before and after the range, and note the progress."""
+        if run.base > self._next == self._wanted.start:
+            self._begins_late(run.base)
+        before = bisect_left(run.offsets, self._next)
+        if before:
+            # The consumer has begun with the batch that has the offset.
+            run = run.split(before)[1]
+        self._next = max(self._next, run.stop)
+        if run.stop > self._wanted.end:
+            run = run.split(bisect_left(run.offsets, self._wanted.end))[0]
+        if len(run):
+            yield run
+
+    def _judge(self, batches: int, messages: int, size: int) -> None:
+        """Decide after the first batches whether to go on with them. Large messages are batches of one, and
+        no reason against them.
+        """
+        if self._batches < BATCHES_LOOKED_AT:
+            self._batches += batches
+            self._messages += messages + size // LARGE_BYTES
+            if self._batches >= BATCHES_LOOKED_AT:
+                self._likes_batches = self._messages >= MESSAGES_PER_BATCH_MIN * self._batches
 
     def _of_range(self, run: Run) -> Run | None:
         """Cut off messages before and after the range, and note the progress."""

@@ -33,7 +33,7 @@ def _value_at(properties: bytes) -> int:
     if at >= 0 and properties.find(MARK) == at:
         return at + len(MARK)
     # Another header, or a property, has the same bytes in its text: only decoding distinguishes them.
-    table_at, table_end = _table(properties)
+    table_at, table_end = table_of(properties)
     place = table_at + U32.size
     while place < table_end:
         after = place + 1 + properties[place]
@@ -43,7 +43,7 @@ def _value_at(properties: bytes) -> int:
     raise BadMessage(f"a message of a stream came without its offset: {properties[:200]!r}")
 
 
-def _table(properties: bytes) -> tuple[int, int]:
+def table_of(properties: bytes) -> tuple[int, int]:
     """Positions where the headers begin, with their size, and where they end. Raises BadMessage."""
     if not properties[0] & HEADERS_BIT:
         raise BadMessage(f"a message of a stream came without headers: {properties[:200]!r}")
@@ -90,7 +90,7 @@ def _without(before: bytes, properties: bytes) -> bytes:
     """Return the bytes before the offset's value, without its header; a table with only this header is
     removed.
     """
-    table_at, table_end = _table(properties)
+    table_at, table_end = table_of(properties)
     size = table_end - table_at - U32.size - len(MARK) - VALUE_BYTES
     if not size:
         return bytes((before[0] & ~HEADERS_BIT, before[1])) + before[FLAGS_BYTES:table_at]
@@ -99,7 +99,7 @@ def _without(before: bytes, properties: bytes) -> bytes:
 
 def time_at(properties: bytes) -> int | None:
     """Return the position of the time, if there is one. Raises BadMessage."""
-    at = _table(properties)[0] + U32.size
+    at = table_of(properties)[0] + U32.size
     return at + len(TIME_MARK) if properties.startswith(TIME_MARK, at) else None
 
 

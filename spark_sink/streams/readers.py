@@ -30,6 +30,7 @@ from spark_sink.source.columns import Decoder, check_schema
 from spark_sink.source.consumer import log
 from spark_sink.source.loss import DataLoss
 from spark_sink.source.offsets import BadCheckpoint
+from spark_sink.source.stored import StoredRun
 from spark_sink.source.stream_reader import freeze_modules
 from spark_sink.streams.fetch import Fetch, lost
 from spark_sink.streams.offsets import (
@@ -77,7 +78,10 @@ def rows(options: SourceOptions, schema: StructType, piece: InputPartition) -> I
     stream, number = piece.wanted.partition
     fetch = Fetch(options, piece.queue, piece.wanted, piece.number, times=TAKEN in schema.names)
     for run in fetch:
-        yield from decoder.log_batches(run, stream, number, fetch.timed)
+        if isinstance(run, StoredRun):
+            yield from decoder.stored_batches(run, stream, number)
+        else:
+            yield from decoder.log_batches(run, stream, number, fetch.timed)
 
 
 def starts(options: SourceOptions, probe: Probe, usual: option_values.Offsets) -> tuple[Offsets, Offsets]:

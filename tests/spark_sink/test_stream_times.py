@@ -160,6 +160,7 @@ def test_a_broker_that_does_not_know_times_yet_is_asked_with_consumers(
     """An earlier mqd, perhaps as one node of several."""
     monkeypatch.setattr("spark_sink.streams.probe.TIMES_CAPABILITY", "none")
     monkeypatch.setattr("spark_sink.streams.fetch.TIMES_CAPABILITY", "none")
+    monkeypatch.setattr("spark_sink.streams.fetch.BATCHES_CAPABILITY", "none")
     monkeypatch.setattr("spark_sink.streams.probe.MOMENT_MAX_S", 1.0)
     stream = stream_of(mqd_peer, name())
     published(mqd_peer, stream, numbered(10))

@@ -18,8 +18,10 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from conformance_tests.ports import free_port
 from spark_sink.options import query_options, read_options
 from spark_sink.rows import source_schema
+from spark_sink.source.deliveries import Run
 from spark_sink.source.loss import DataLoss
 from spark_sink.source.offsets import BadCheckpoint
+from spark_sink.source.stored import StoredRun
 from spark_sink.streams import fetch
 from spark_sink.streams.offsets import Partition, Range
 from spark_sink.streams.placed import offset_at
@@ -329,24 +331,69 @@ def test_gaps_of_compaction_are_no_loss(mqd_url: str, mqd_peer: Peer, name: Name
     assert {row["headers"][0][1] for row in rows} == {"k0", "k1", "k2"}
 
 
+def offsets_in(run: Run | StoredRun) -> list[int]:
+    if isinstance(run, StoredRun):
+        return list(run.offsets)
+    return [offset_at(run, index) for index in range(len(run))]
+
+
+@pytest.mark.parametrize("batches", [True, False], ids=["batches", "messages"])
 def test_a_task_goes_on_over_another_connection(
-    mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+    mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch, batches: bool
 ) -> None:
     monkeypatch.setattr(fetch, "ROWS_PER_BATCH", 1)
+    # These batches are small: a task would ask for messages soon.
+    monkeypatch.setattr(fetch, "MESSAGES_PER_BATCH_MIN", 0 if batches else 1_000)
     stream = stream_of(mqd_peer, name())
     sent = numbered(2_000)
-    published(mqd_peer, stream, sent)
+    for low in range(0, len(sent), 100):
+        published(mqd_peer, stream, sent[low : low + 100])
     options = query_options({"url": mqd_url, "stream": stream, "prefetch": "100"})
     reading = fetch.Fetch(options, stream, Range(Partition(stream, 0), 3, 1_990), 0)
     offsets: list[int] = []
     cuts = 0
     for run in reading:
-        offsets += [offset_at(run, index) for index in range(len(run))]
+        offsets += offsets_in(run)
         if len(offsets) > 500 * (cuts + 1) and cuts < 3:
             cuts += 1
             assert reading._connection is not None
             reading._connection._transport._sock.shutdown(socket.SHUT_RDWR)
     assert cuts == 3 and offsets == list(range(3, 1_990))
+
+
+@pytest.mark.parametrize("size", [1, 500])
+def test_a_task_asks_for_messages_if_batches_are_small(
+    mqd_url: str, mqd_peer: Peer, name: Name, size: int
+) -> None:
+    stream = stream_of(mqd_peer, name())
+    sent = numbered(1_000)
+    for low in range(0, len(sent), size):
+        published(mqd_peer, stream, sent[low : low + size])
+    options = query_options({"url": mqd_url, "stream": stream})
+    reading = fetch.Fetch(options, stream, Range(Partition(stream, 0), 7, 900), 0)
+    runs = list(reading)
+    assert [offset for run in runs for offset in offsets_in(run)] == list(range(7, 900))
+    kinds = [isinstance(run, StoredRun) for run in runs]
+    assert kinds[0] and kinds == sorted(kinds, reverse=True)
+    assert all(kinds) == (size > 1)
+
+
+def test_a_broker_without_batches_gives_messages(
+    mqd_url: str, mqd_peer: Peer, name: Name, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = stream_of(mqd_peer, name())
+    published(mqd_peer, stream, numbered(100))
+    rows = batch_rows(mqd_url, stream)
+    monkeypatch.setattr(fetch, "BATCHES_CAPABILITY", "nothing")
+    assert batch_rows(mqd_url, stream) == rows and len(rows) == 100
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4"])
+def test_compressed_streams(mqd_url: str, mqd_peer: Peer, name: Name, codec: str) -> None:
+    stream = stream_of(mqd_peer, name(), x_stream_compression=codec)
+    sent = [b"%d" % number + b"x" * 100 for number in range(3_000)]
+    published(mqd_peer, stream, sent)
+    assert [row["value"] for row in batch_rows(mqd_url, stream)] == sent
 
 
 def test_messages_that_come_late_are_waited_for(mqd_url: str, mqd_peer: Peer, name: Name) -> None:

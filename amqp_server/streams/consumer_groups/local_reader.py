@@ -23,6 +23,7 @@ class Reader:
 
     for_group = True
     timed = False
+    batches = False
     user = None
     # Attributes of a subscription to the stream's queue.
     exclusive = False

@@ -111,6 +111,7 @@ class Attached:
 
     for_group = True
     timed = False
+    batches = False
     user = None
     # Attributes of a subscription to the stream's queue.
     exclusive = False

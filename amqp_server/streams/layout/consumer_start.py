@@ -39,6 +39,8 @@ _NAMES = {"first": Start("first"), "last": Start("last"), "next": NEXT}
 
 #: Whether each message gets its time in a header; see group_headers.
 TIMESTAMPS: Final = "x-stream-timestamps"
+#: Whether the consumer gets batches as they are stored; see stored_delivery.
+BATCHES: Final = "x-stream-batches"
 #: Value instead of an offset: begin where a name last acked.
 COMMITTED = "committed"
 GROUP_BYTES_MAX = 255
@@ -118,6 +120,17 @@ def parse_flag(arguments: Mapping[str, object], types: Mapping[str, str], place:
     if not isinstance(value, bool):
         raise _refused(name, value, types.get(name) or type_name(value), place)
     return value
+
+
+def parse_batches(arguments: Mapping[str, object], types: Mapping[str, str], place: str) -> bool:
+    """Return whether the consumer wants batches as they are stored. Raises PreconditionFailed."""
+    batches = parse_flag(arguments, types, place, BATCHES)
+    for argument in ("x-stream-filter", TIMESTAMPS) if batches else ():
+        if argument in arguments:
+            raise PreconditionFailed(
+                f"invalid arg '{argument}' for {place}: it does not go together with '{BATCHES}'"
+            )
+    return batches
 
 
 def parse_moment(arguments: Mapping[str, object], types: Mapping[str, str], place: str, name: str) -> int:

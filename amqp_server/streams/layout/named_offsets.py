@@ -105,12 +105,12 @@ class Progress:
     def committed(self) -> int:
         return self._partition.committed
 
-    def handed(self, offsets: range | list[int], first_id: int) -> None:
-        """The consumer gets these messages."""
+    def handed(self, offsets: range | list[int], first_id: int, stop: int) -> None:
+        """The consumer gets these messages. The last one stands for all offsets from its own up to `stop`."""
         partition = self._partition
         partition.cursor = max(partition.cursor, offsets[0])
         self._member.next_id = first_id
-        self._group.hand(partition, self._member, offsets, offsets[-1] + 1, 0, 0)
+        self._group.hand(partition, self._member, offsets, stop, 0, 0)
 
     def acked(self, low: int, high: int) -> None:
         self._group.settle(self._member.key, low, high)

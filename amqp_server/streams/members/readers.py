@@ -205,7 +205,7 @@ class MemberReaders(MemberSegments):
             return
         consumer.reading = True
         self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted),
+            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches),
             partial(self._has_read_at, consumer, consumer.reads, offset),
         )
 

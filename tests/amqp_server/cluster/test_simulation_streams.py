@@ -62,7 +62,7 @@ def test_seeds_and_what_they_reach() -> None:
         "disks lost": 3, "retention": 1, "a super stream is declared": 30, "partitions are added": 8,
         "a super stream is deleted": 8, "confirmed in partitions": 1000, "published again": 1000,
         "passes of compaction": 100, "confirmed by the leader": 500, "confirmed by all": 500,
-        "confirmed before a majority has it": 200, "names taken": 100, "names refused": 100, "begun at next": 8, "two nodes damaged": 2, "no room for segments": 2,
+        "confirmed before a majority has it": 200, "names taken": 100, "names refused": 100, "begun at next": 8, "batches delivered": 100, "two nodes damaged": 2, "no room for segments": 2,
         "begun at a time": 200, "batches compared": 900,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen

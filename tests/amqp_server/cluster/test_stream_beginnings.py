@@ -52,6 +52,7 @@ class Reader:
 
     for_group = False
     timed = False
+    batches = False
     user = "guest"
     wanted = None
 

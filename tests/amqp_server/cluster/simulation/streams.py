@@ -39,13 +39,14 @@ from amqp_server.streams.layout.consumer_start import COMMITTED, NAMES_FULL, Sta
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.group_headers import offsets_of
 from amqp_server.streams.layout.layouts import FILTER
+from amqp_server.streams.layout.stored_delivery import StoredReader
 from amqp_server.streams.local_host import StreamOptions
 from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.members.replica import Applied
 from amqp_server.wire import content
 from persistence.streams import batch as batches
 from persistence.streams import index
-from persistence.streams.batch import Batch, Damaged
+from persistence.streams.batch import Batch, Damaged, StoredBatch, decode, decode_head
 from persistence.streams.compression import LZ4, NONE, ZSTD
 from persistence.streams.log import Wanted, heads_of
 from quorum_queue.machine import versions
@@ -226,6 +227,7 @@ class Reader:
         self.name = name
         self.number = number
         self.timed = number % 3 == 0
+        self.batches = wanted is None and number % 3 == 1
         self.start = start
         #: The next offset, once it is known.
         self.next = start.offset
@@ -262,15 +264,20 @@ class Reader:
 
     def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
         simulation = self._simulation
-        bodies = bodies_of(reader.batch)[reader.index :]
-        for offset, body in zip(offsets_of(reader, count), bodies, strict=False):
+        source, messages = reader, count
+        if isinstance(reader, StoredReader):
+            source = decoded(reader)
+            messages = source.left
+            simulation.stream.note("batches delivered")
+        bodies = bodies_of(source.batch)[source.index :]
+        for offset, body in zip(offsets_of(source, messages), bodies, strict=False):
             self._expect(offset)
             if not self._wants(body):
                 raise Violation(f"reader {self.name} gets {body!r}, and wants {self.wanted}")
             simulation.stream.see(f"reader {self.name}", offset, body)
             self.next = offset + 1
         reader.skip(count)
-        simulation.stream.note("delivered", count)
+        simulation.stream.note("delivered", messages)
         simulation.acks.append((self, self.incarnation, first_id, count))
 
     def _expect(self, offset: int) -> None:
@@ -409,6 +416,16 @@ class ThirdReader(NamedReader):
 
     def deliver_batch(self, consumer: Any, reader: BatchReader, count: int, first_id: int) -> None:
         raise Violation(f"reader {self.number} gets messages without its name")
+
+
+def decoded(reader: StoredReader) -> BatchReader:
+    """Return a reader of a stored batch's messages, at the first one that its consumer wants."""
+    stored = reader.batch
+    assert isinstance(stored, StoredBatch)
+    data = stored.front + bytes(stored.items)
+    found = BatchReader(decode(decode_head(data), data))
+    found.skip(reader.skipped)
+    return found
 
 
 def value_of(body: bytes) -> bytes | None:
