@@ -17,6 +17,7 @@ class _Nobody:
     """See quorum_queue.ports.Hosted."""
 
     name = ""
+    disconnected_ms = 0
 
     @property
     def vhost(self) -> _Nobody:

@@ -286,6 +286,12 @@ class Hosted(Named, Protocol):
     @property
     def vhost(self) -> Named: ...
 
+    @property
+    def disconnected_ms(self) -> int:
+        """How long at least messages stay with a consumer whose node is unreachable, ms; 0 for no longer
+        than usual.
+        """
+
     def renew(self) -> None:
         """The queue was used: renew its lease."""
 

@@ -527,6 +527,7 @@ class ClusterNode:
         for node, since in list(self._broken_at.items()):
             if now - since >= config.node_down_ms:
                 del self._broken_at[node]
+                self.replicas.down_since[node] = since
                 self._node_is(node, None)
         if look:
             self._parts.disk_progress.tell(self.mesh.connected())

@@ -38,6 +38,7 @@ OPTIONS = {
     "frame_max": "frame_max_bytes",
     "max_message_size": "message_bytes_max",
     "consumer_timeout": "consumer_timeout_ms",
+    "consumer_disconnected_timeout": "node_down_ms",
     "connection_max": "connections_max",
     "log": "log_level",
     "verbose": "log_level",

@@ -122,6 +122,8 @@ class Replicas:
         self.led_count = 0
         #: The incarnation of each known node that is up, None for those that are down.
         self.incarnations: dict[str, int | None] = {node: incarnation}
+        #: Since when each of the latter is unreachable, ms of the monotonic clock.
+        self.down_since: dict[str, int] = {}
         self._written: list[Written] = []
         self._written_bytes = 0
         #: For each commit under way, when it takes too long.

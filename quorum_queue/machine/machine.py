@@ -237,6 +237,9 @@ class Machine:
 
     def _be_woken(self, effects: Effects) -> None:
         """Say when the next message may expire, or a wait ends."""
+        if not self.ready.count:
+            # There may be very many queues that had messages once.
+            self.ready.deadlines = NO_DEADLINES
         for at_ms in (self._looks_at_ms, self.delayed.next_ms):
             if at_ms is not None and (effects.wake_at is None or at_ms < effects.wake_at):
                 effects.wake_at = at_ms

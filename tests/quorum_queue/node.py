@@ -203,6 +203,8 @@ class HostedQueue:
         #: How often the host has asked for its deletion.
         self.seals = 0
 
+    disconnected_ms = 0
+
     def renew(self) -> None: ...
 
     def sealed(self) -> None:

@@ -564,6 +564,19 @@ ROWS: tuple[Argument, ...] = (
         text="how long a consumer may hold a message [without an ack](../confirms.md#consumer-timeout)",
         example=1000,
     ),
+    Argument(
+        "x-consumer-disconnected-timeout",
+        "disconnected_timeout_ms",
+        checks.lease_ms,
+        {"quorum": 31},
+        ignored=frozenset({"classic", "stream", "stream-group"}),
+        policy=PolicyKey(title="consumer disconnected timeout"),
+        new_for=frozenset({"quorum"}),
+        values=_LEASE,
+        text="how long at least messages stay with a consumer "
+        "[whose node is unreachable](../confirms.md#consumers-of-unreachable-nodes)",
+        example=60_000,
+    ),
 )
 
 ARGUMENTS: Mapping[str, Argument] = {each.name: each for each in ROWS}
@@ -596,6 +609,7 @@ CHECK_ORDER: tuple[str, ...] = (
     "x-delayed-retry-min",
     "x-delayed-retry-max",
     "x-consumer-timeout",
+    "x-consumer-disconnected-timeout",
 )
 #: Checked before all others: the type decides what the rest is checked for.
 CHECKED_FIRST: tuple[str, ...] = ("x-dead-letter-exchange", "x-queue-type")

@@ -88,6 +88,7 @@ class QueueArguments:
     stream: str = ""
     start: Start = NEXT
     consumer_timeout_ms: int | None = None
+    disconnected_timeout_ms: int | None = None
 
     @property
     def type(self) -> QueueType:

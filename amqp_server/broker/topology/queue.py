@@ -225,6 +225,10 @@ class Queue:
         if lost:
             self.vhost.parts.lost_consumers.tell(self, lost)
 
+    @property
+    def disconnected_ms(self) -> int:
+        return self.effective.disconnected_timeout_ms or 0
+
     def more_marks(self, count: int) -> list[int]:
         return self.vhost.parts.hosts.more_marks(self, count)
 

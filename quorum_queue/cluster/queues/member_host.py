@@ -60,6 +60,7 @@ class GroupHost(DeferredHost):
         "_asked",
         "_configured",
         "_gone_after",
+        "_gone_at",
         "_own",
         "_released",
         "_wake_at",
@@ -123,6 +124,8 @@ class GroupHost(DeferredHost):
         self._released: list[range] = NO_LIST
         #: The leader looks for consumers of nodes that are gone once it has applied this entry.
         self._gone_after = 0
+        #: It looks again then, by the monotonic clock; 0: consumers of no node that is down wait for that.
+        self._gone_at = 0
         #: Dead letters on their way to their targets, by position.
         self.dead_letters_sent: dict[int, None] = NO_DICT
         #: The remaining steps of a letter with many targets, to be taken before the next letter.
@@ -744,6 +747,8 @@ class GroupHost(DeferredHost):
         if self.ended or not self.group.is_leader:
             return
         dead_letters.send_held(self)
+        if self._gone_at and self.services.clock.monotonic_ms() >= self._gone_at:
+            self.gone_members()
         self.submit(("tick",))
 
     # -- bodies ----------------------------------------------------------------------------------------------
@@ -821,12 +826,27 @@ class GroupHost(DeferredHost):
         on_the_way = bool(group.inbox) or applied < group.core.last_index
         if not group.is_leader or (applied < self._gone_after and on_the_way):
             return
-        self._gone_after = 0
+        self._gone_after = self._gone_at = 0
         incarnations, members = self.replicas.incarnations, group.core.members.everyone()
         for node, incarnation in self.replica.members():
             known = incarnations.get(node, incarnation)
+            if known is None and node in members and self._may_come_back(node):
+                continue
             if known is None or known > incarnation or node not in members:
                 self.submit(("node_down", node, incarnation))
+
+    def _may_come_back(self, node: str) -> bool:
+        """True if the consumers of an unreachable node keep their messages for now; then look again later."""
+        disconnected_ms = self.queue.disconnected_ms
+        if not disconnected_ms:
+            return False
+        now_ms = self.services.clock.monotonic_ms()
+        until_ms = self.replicas.down_since.setdefault(node, now_ms) + disconnected_ms
+        if until_ms <= now_ms:
+            return False
+        self._gone_at = until_ms if not self._gone_at else min(self._gone_at, until_ms)
+        self.wake_at(until_ms)
+        return True
 
 
 def _nothing() -> None: ...

@@ -88,6 +88,10 @@ class SimulatedQueue:
     def failed(self, error: Exception) -> None:
         raise error
 
+    @property
+    def disconnected_ms(self) -> int:
+        return self.effective.disconnected_timeout_ms or 0
+
     def renew(self) -> None: ...
 
     def sealed(self) -> None:

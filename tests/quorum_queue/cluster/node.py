@@ -365,6 +365,7 @@ class SimulatedNode:
         for node, since in list(self.broken_at.items()):
             if self.now_ms - since >= REPLICATION.node_down_ms:
                 del self.broken_at[node]
+                self.replicas.down_since[node] = since
                 self._node_is(node, None)
         if self.ticks % LOOK_TICKS == 0:
             self.maintenance.look()

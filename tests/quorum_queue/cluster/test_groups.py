@@ -5,12 +5,15 @@ members.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.queues.member_host import GroupHost
 from quorum_queue.machine.entries import decode_entry
+from tests.quorum_queue.cluster.clients import Holder
 from tests.quorum_queue.cluster.node import REPLICATION, TICK_MS
 from tests.quorum_queue.cluster.scene import Scene, sync
 
@@ -191,6 +194,58 @@ def test_a_living_node_taken_for_down_attaches_its_consumers_again() -> None:
     scene.work()
     assert len(scene.ledger.live) == 4
     assert before > 0
+    scene.finish()
+
+
+LONG_MS = 2_000
+
+
+def held_by_an_unreachable_node() -> tuple[Scene, Holder]:
+    """The queue lets messages stay with consumers for longer than usual; c has two of them."""
+    scene = Scene()
+    for name in scene.nodes:
+        queue: Any = scene.host(name).queue
+        queue.effective = replace(queue.effective, disconnected_timeout_ms=LONG_MS)
+    holder = scene.consume("c")
+    scene.publish("a", scene.publisher("a"), 2)
+    scene.work()
+    scene.isolate("c")
+    scene.work(LONG_MS // TICK_MS // 2)
+    assert len(holder.unacked) == scene.host("a").replica.machine.unacked_count == 2
+    return scene, holder
+
+
+def test_messages_stay_with_a_consumer_whose_node_comes_back_in_time() -> None:
+    scene, holder = held_by_an_unreachable_node()
+    scene.heal()
+    scene.work(5)
+    before = scene.ledger.count.get("redelivered", 0)
+    scene.settle_all(holder)
+    scene.work()
+    assert not scene.ledger.live and scene.ledger.count.get("redelivered", 0) == before == 0
+    scene.finish()
+
+
+@pytest.mark.parametrize("leader", ["a", "b"])
+def test_messages_come_back_from_a_node_that_is_away_for_too_long(leader: str) -> None:
+    scene, _ = held_by_an_unreachable_node()
+    if leader != "a":
+        scene.elect(leader)
+    scene.work(LONG_MS // TICK_MS // 4)
+    assert scene.host(leader).replica.machine.unacked_count == 2
+    scene.work(LONG_MS // TICK_MS // 2)
+    assert scene.host(leader).replica.machine.consumers.count == 0
+    assert scene.host(leader).ready_count == 2
+    scene.finish()
+
+
+def test_messages_come_back_at_once_from_a_node_that_starts_again() -> None:
+    scene, _ = held_by_an_unreachable_node()
+    scene.crash(scene.nodes["c"])
+    scene.start(scene.nodes["c"])
+    scene.heal()
+    scene.work(3)
+    assert scene.host("a").ready_count == 2
     scene.finish()
 
 
