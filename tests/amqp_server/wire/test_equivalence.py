@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
 
@@ -259,6 +259,10 @@ def test_same_bytes_for_messages_that_alternate(
     stream = acks.join([*alternating, method(3, commands.Tx.Commit())])
     pair = Pair()
     pair.send(stream, _cuts(data.draw, stream))
+    # No client acks what it has not got yet. Whether the delivery is on its way already when a read has both
+    # the message and its ack may differ.
+    too_early = [b"unknown delivery tag" in peer.output for peer in pair.publishers]
+    assume(too_early[0] == too_early[1])
     pair.check(gathered=True)
 
 
