@@ -217,7 +217,8 @@ class StoredBatch(Batch):
         """`front` is head and meta, `items` may be compressed."""
         size = len(front) + len(items)
         shapes = [Shape(1, size, 0, 0, 0)] if head.shapes else []
-        super().__init__(head.base, head.time_ms, shapes, items, [None], (), size, head.count, [0])
+        offsets = [0] if head.shapes else []
+        super().__init__(head.base, head.time_ms, shapes, items, [None], (), size, head.count, offsets)
         self.head = head
         self.front = front
 

@@ -99,6 +99,8 @@ NEVER: Final = 1 << 62
 LATEST_MS: Final = (1 << 62) - 1
 
 
+#: One for all queues, as in quorum_queue.empty.
+NO_POSITIONS: Final = range(0)
 #: Most messages that one entry of a log drops because they have expired or exceed a limit, beyond those that
 #: it brings.
 DROPS_MAX: Final = 4096
@@ -171,7 +173,7 @@ class Machine:
         self.record: MessageRecord | None = None
         self._configure_record(0)
         #: Positions in a journal of a record that the queue does not keep any more. Not part of the state.
-        self.stale_record = range(0)
+        self.stale_record = NO_POSITIONS
         #: Dead letters that came from other queues.
         self.letters = Letters()
         #: True if the queue will be deleted: it takes nothing any more.
@@ -254,10 +256,10 @@ class Machine:
             heads = [] if head is None else [head.seqs.start]
         else:
             heads = [
-                runs.first.seqs.start
+                runs.chunks[0][0].seqs.start
                 for level in self.ready.levels
                 for runs in (level.returned, level.main)
-                if runs
+                if runs.chunks
             ]
         came_ms = self.arrivals.time_of(min(heads)) if heads else None
         return None if came_ms is None else max(now_ms - came_ms, 0)

@@ -185,7 +185,8 @@ def _changed(
         [whole[begin : body + 1 if body < end else end] for begin, body, end in zip(begins, bodies, ends)]
     )
     columns.append([number if body < end else b"" for body, end in zip(bodies, ends)])
-    columns.append([whole[body + 3 : end] for body, end in zip(bodies, ends)])
+    # Compiled code makes no slice that ends before it begins.
+    columns.append([whole[body + 3 : end] if body < end else b"" for body, end in zip(bodies, ends)])
     return columns
 
 

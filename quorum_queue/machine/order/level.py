@@ -42,10 +42,10 @@ class Level:
 
     def head(self) -> Run | None:
         if self.returned.chunks:
-            return self.returned.first
+            return self.returned.chunks[0][0]
         if not self.main.chunks:
             return None
-        head = self.main.first
+        head = self.main.chunks[0][0]
         if head.packed is not None:
             head.unpack()
         return head
