@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from hypothesis import HealthCheck, Phase, assume, given, settings
+from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pamqp import commands, frame
 
@@ -108,13 +108,25 @@ class Pair:
                 publisher.send(data[start:stop])
             node.sync()
 
-    def check(self, *, gathered: bool = False) -> None:
+    def check(self, *, gathered: bool = False, too_early: bool = False) -> None:
         """Check that both have the same output, except for the order between channels where messages are
-        `gathered` by queue.
+        `gathered` by queue, and except for channels that end with an ack that came `too_early`.
         """
         fast, slow = self.nodes
         for peer, other in (self.publishers, self.readers):
-            assert by_channel(peer.output) == by_channel(other.output)
+            mine, others = by_channel(peer.output), by_channel(other.output)
+            if too_early:
+                ended = [
+                    number
+                    for number in {*mine, *others}
+                    if any(
+                        b"unknown delivery tag" in b"".join(each.get(number, ())) for each in (mine, others)
+                    )
+                ]
+                for number in ended:
+                    mine.pop(number, None)
+                    others.pop(number, None)
+            assert mine == others
             assert gathered or peer.output == other.output
         assert fast.contents() == slow.contents()
         assert self.publishers[0].session.state is self.publishers[1].session.state
@@ -259,11 +271,9 @@ def test_same_bytes_for_messages_that_alternate(
     stream = acks.join([*alternating, method(3, commands.Tx.Commit())])
     pair = Pair()
     pair.send(stream, _cuts(data.draw, stream))
-    # No client acks what it has not got yet. Whether the delivery is on its way already when a read has both
-    # the message and its ack may differ.
-    too_early = [b"unknown delivery tag" in peer.output for peer in pair.publishers]
-    assume(too_early[0] == too_early[1])
-    pair.check(gathered=True)
+    # No client acks what it has not got yet: when a read has messages and the ack, the number of deliveries
+    # before the end of the channel may differ.
+    pair.check(gathered=True, too_early=True)
 
 
 def test_an_ack_behind_messages_that_alternate() -> None:
