@@ -85,6 +85,8 @@ class Environment(Metadata, LmdbStore):
     _log_commit_bytes_max: int
     #: The last record of the log that LMDB had at the start.
     _logged: int = 0
+    #: Number of the last record that the log or LMDB had at the start.
+    _found_records: int = 0
     _schema_version: int
     _sync: bool
 
@@ -216,12 +218,19 @@ class Environment(Metadata, LmdbStore):
         """
         return super().written + (self._logged if self._log is None else self._log.synced)
 
+    @property
+    def found(self) -> int:
+        """What `written` was before this process wrote anything: at least as much as it ever was, unless the
+        directory is a copy that was made before.
+        """
+        return self._found + self._found_records
+
     def _open_log(self, size: int, logged: bool) -> None:
         """Open the log, and store records that only it has in LMDB. `logged`: LMDB's note says that there may
         be such records.
         """
         path = self.directory / "main" / LOG_FILE
-        self._logged = self._logged_sequence()
+        self._logged = self._found_records = self._logged_sequence()
         size = size and max(size - size % BLOCK_BYTES, LOG_BYTES_MIN)
         if logged and not path.exists():
             raise DataDirectoryUnusable(
@@ -238,6 +247,7 @@ class Environment(Metadata, LmdbStore):
         log = WriteAheadLog.open(path, size or LOG_BYTES, sync=self._sync, needed=logged)
         try:
             self._replay(log, path)
+            self._found_records = log.sequence
             self._logged = self._logged_sequence()
         except BaseException:
             log.close()

@@ -132,6 +132,8 @@ class LmdbStore:
                 sync=sync,
                 mode=0o600,
             )
+            #: Number of transactions that it had when it was opened: opening makes some.
+            self._found = int(self._env.info()["last_txnid"])
             self.tables = Tables.open(self._env)
             self._load()
             self.groups = GroupTables(self)

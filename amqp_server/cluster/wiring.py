@@ -71,7 +71,7 @@ class ClusterParts:
 
 def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
     """Return this node's directory, and the number of this start, which is on disk before others see it."""
-    directory = Directory(environment, environment.node_id, environment.written)
+    directory = Directory(environment, environment.node_id, environment.found)
     incarnation = directory.begin(clock.wall_ms(), salt=clock.monotonic_ms())
     environment.flush()
     return directory, incarnation

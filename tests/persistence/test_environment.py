@@ -52,6 +52,25 @@ def test_a_new_directory_takes_two_transactions(tmp_path: Path) -> None:
     environment.close()
 
 
+@pytest.mark.parametrize("log_bytes", [0, 1 << 20])
+def test_a_copy_that_lacks_one_commit_is_found_out(tmp_path: Path, log_bytes: int) -> None:
+    """Though opening it writes."""
+    for number in range(3):
+        environment = Environment.open(tmp_path / "data", map_bytes=1 << 32, log_bytes=log_bytes)
+        shutil.rmtree(tmp_path / "copy", ignore_errors=True)
+        shutil.copytree(tmp_path / "data", tmp_path / "copy")
+        environment.put("t", f"{number}", b"v")
+        environment.flush()
+        told = environment.written
+        environment.close()
+        copy = Environment.open(tmp_path / "copy", map_bytes=1 << 32, log_bytes=log_bytes)
+        assert copy.found < told
+        copy.close()
+        again = Environment.open(tmp_path / "data", map_bytes=1 << 32, log_bytes=log_bytes)
+        assert again.found >= told
+        again.close()
+
+
 def test_another_layout_is_refused_and_left_alone(tmp_path: Path) -> None:
     open_environment(tmp_path).close()
     with pytest.raises(SchemaMismatch, match=rf"layout {SCHEMA_VERSION}.*layout 99"):

@@ -135,6 +135,7 @@ def test_what_was_written_never_becomes_less(tmp_path: Path) -> None:
     for start, log_bytes in enumerate((1 << 20, 0, 1 << 20, 0, 0, 1 << 16)):
         store = open_at(directory, log_bytes=log_bytes)
         assert store.written > written, start
+        assert store.written > store.found >= written
         for seq in range(20):
             before = store.written
             log(store, 100 * start + seq)

@@ -116,7 +116,7 @@ class Directory:
     def __init__(self, metadata: Metadata, identity: str, written: int) -> None:
         self._metadata = metadata
         self.identity = identity
-        #: Number of commits to the disk so far.
+        #: Number of commits to the disk before this start.
         self.written = written
         notes = dict(metadata.items(TABLE))
         #: Number of the start before this one; 0 if there was none.
