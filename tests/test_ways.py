@@ -17,7 +17,7 @@ from benchmarks import ways
 BOUNDS = {
     "one node: transient publish, deliver": (130, 34),
     "one node: publish, confirm": (205, 41),
-    "one node: publish, confirm, deliver, ack": (375, 49),
+    "one node: publish, confirm, deliver, ack": (390, 49),
 }
 
 
