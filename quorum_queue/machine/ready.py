@@ -14,7 +14,7 @@ from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.machine.attributes import RANK_PLAIN, RANK_RETURNED, rank_of
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.order.deadlines import BLOCK_BITS, NO_DEADLINES, OUT_OF_ORDER, Deadlines
-from quorum_queue.machine.order.level import Level
+from quorum_queue.machine.order.level import Expired, Level
 from quorum_queue.machine.order.run_list import RunList
 from quorum_queue.machine.run import NEVER, Run
 
@@ -156,8 +156,11 @@ class Ready:
 
     def _note(self, run: Run, expires_at: int, *, fresh: bool, in_order: bool = True) -> None:
         """Remember when messages expire that are about to come. `fresh`: there are no others."""
+        if expires_at >= NEVER:
+            # Those with a deadline have left the run since.
+            return
         if fresh or self.deadlines is NO_DEADLINES:
-            self.deadlines = Deadlines() if expires_at < NEVER else NO_DEADLINES
+            self.deadlines = Deadlines()
         elif self.deadlines.has_too_many:
             self._note_again()
         self.deadlines.note(run, expires_at, in_order=in_order)
@@ -178,40 +181,35 @@ class Ready:
         Which ones these are, and in which order, does not depend on the blocks that are remembered: a queue
         that was restored from a snapshot remembers fewer.
         """
-        taken: list[Run] = []
-        deadlines = self.deadlines
+        taken, deadlines = Expired(most), self.deadlines
         for block, at_ms in deadlines.take(now_ms):
-            if most <= 0:
+            if taken.most <= 0:
                 deadlines.note_block(block, at_ms)
                 continue
-            cut = len(taken)
             low, high = block << BLOCK_BITS, ((block + 1) << BLOCK_BITS) - 1
             if block == OUT_OF_ORDER:
-                least = self._by_rank[RANK_RETURNED].take_expired_returned(now_ms, taken, most)
+                least = self._by_rank[RANK_RETURNED].take_expired_returned(now_ms, taken)
             else:
-                least = self._expired_between(low, min(high, below - 1), now_ms, taken, most)
+                least = self._expired_between(low, min(high, below - 1), now_ms, taken)
                 if high >= below:
                     # What is held here may go any time.
                     least = min(least, now_ms + 1)
-            for run in taken[cut:]:
-                most -= len(run.seqs)
-                self.count -= len(run.seqs)
-                self.bytes -= run.counted_bytes
             if least < NEVER:
                 deadlines.note_block(block, least)
-        return taken
+        for run in taken.runs:
+            self.count -= len(run.seqs)
+            self.bytes -= run.counted_bytes
+        return taken.runs
 
-    def _expired_between(self, low: int, high: int, now_ms: int, taken: list[Run], most: int) -> int:
-        """Take messages whose time is up, at most so many, with positions from `low` to `high`; return the
-        time before which none of the others expires, NEVER for no time.
+    def _expired_between(self, low: int, high: int, now_ms: int, taken: Expired) -> int:
+        """Take messages whose time is up, with positions from `low` to `high`; return the time before which
+        none of the others expires, NEVER for no time.
         """
         least = NEVER
         levels = self._by_rank.items() if self.strict else enumerate(self.levels)
         for number, level in sorted(levels, reverse=True):
             if not (self.strict and number == RANK_RETURNED):
-                cut = len(taken)
-                least = min(least, level.take_expired(low, high, now_ms, taken, most))
-                most -= sum([len(run.seqs) for run in taken[cut:]])
+                least = min(least, level.take_expired(low, high, now_ms, taken))
         return least
 
     # -- bodies that are not in memory -----------------------------------------------------------------------

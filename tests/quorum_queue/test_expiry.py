@@ -12,6 +12,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import NO_LIMIT, Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order import deadlines
+from quorum_queue.machine.order.deadlines import NO_DEADLINES
 from quorum_queue.machine.order.run_list import CHUNK, RunList
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -213,10 +214,9 @@ def test_a_list_of_runs_is_one_whatever_leaves_it() -> None:
                         *(Run(found.seqs, None, b"", size=0) for _ in range(random.choice([0, 0, 1, 40]))),
                     ]
                     pieces = random.choice([[], pieces])
-                    spot = runs.replace(spot, pieces)
+                    runs.replace(spot, pieces)
                     plain[place : place + 1] = pieces
-                    behind = place + len(pieces)
-                    assert runs.at(spot) is (plain[behind] if behind < len(plain) else None)
+                    assert list(runs) == plain
                 case 7 if plain:
                     assert [runs.at(spot) for spot, _ in runs.spots()] == plain
             assert (len(runs), bool(runs)) == (len(plain), bool(plain))
@@ -224,3 +224,16 @@ def test_a_list_of_runs_is_one_whatever_leaves_it() -> None:
                 assert runs.first is plain[0] and runs.last is plain[-1]
         assert list(runs) == plain and list(reversed(runs)) == plain[::-1]
         assert max(map(len, runs.chunks), default=0) <= 2 * CHUNK
+
+
+def test_what_never_expires_is_in_no_index() -> None:
+    """The others of its run have left. What all idle queues share must stay empty."""
+    machine = Machine(Settings())
+    publish(machine, 10, None, None)
+    apply(machine, ("attach", Consumer("c", prefetch=3)))
+    apply(machine, ("settle", "c", 0, 0), ("detach", "c", True))
+    assert positions(machine) == [2, 3]
+    restored = snapshot.decode(snapshot.encode(machine))
+    for each in (machine, restored):
+        assert apply(each, now_ms=10).wake_at is None and each.due_ms is None
+    assert not NO_DEADLINES._due and not NO_DEADLINES._heap

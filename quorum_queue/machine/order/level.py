@@ -160,25 +160,17 @@ class Level:
 
     def put_behind(self, runs: list[Run]) -> None:
         """Return runs behind those that were returned before, whatever their positions are."""
-        returned, keeper = self.returned, self.keeper
-        last = returned.last if returned.chunks else None
-        more: list[Run] = []
+        returned = self.returned
         for run in runs:
             run.ready = True
-            if last is not None:
-                if keeper.active:
-                    keeper.keep(last)
-                if last.absorb(run):
-                    run.ready = False
-                    continue
-            more.append(run)
-            last = run
-        returned.extend(more)
+        returned.extend(self._joined(runs, returned.last if returned.chunks else None))
 
-    def _joined(self, pool: list[Run]) -> Iterator[Run]:
-        """Merge neighbours that may be one run, so that many single returns do not stay many runs."""
+    def _joined(self, pool: list[Run], last: Run | None = None) -> list[Run]:
+        """Return the runs behind `last`, merged with their neighbours where they may be one run, so that many
+        single returns do not stay many runs.
+        """
         keeper = self.keeper
-        last: Run | None = None
+        joined: list[Run] = []
         for run in pool:
             if last is not None:
                 if keeper.active:
@@ -186,10 +178,9 @@ class Level:
                 if last.absorb(run):
                     run.ready = False
                     continue
-                yield last
+            joined.append(run)
             last = run
-        if last is not None:
-            yield last
+        return joined
 
     def _insert(self, run: Run) -> None:
         """Put one run among the many that were returned before it."""
@@ -266,21 +257,20 @@ class Level:
             return picked
         return None
 
-    def _replace(self, runs: RunList, spot: Spot, left: list[Run], run: Run) -> Spot:
-        """Put what is left of a run, in pieces, into its place; return the spot of the run behind it."""
+    def _replace(self, runs: RunList, spot: Spot, left: list[Run], run: Run) -> None:
+        """Put what is left of a run, in pieces, into its place."""
         run.ready = False
         for part in left:
             part.ready = True
             if part is not run and runs is self.main and part.in_memory:
                 self.resident.append(part)
-        return runs.replace(spot, left)
+        runs.replace(spot, left)
 
     # -- messages whose time is up ---------------------------------------------------------------------------
 
-    def take_expired(self, low: int, high: int, now_ms: int, taken: list[Run], most: int) -> int:
-        """Take messages whose time is up, at most so many, that have positions from `low` to `high`, out of
-        both lists, which are in the order of positions. Put them into `taken`; return the time before which
-        none of the others expires, NEVER for no time.
+    def take_expired(self, low: int, high: int, now_ms: int, taken: Expired) -> int:
+        """Take messages whose time is up, with positions from `low` to `high`, out of both lists, which are
+        in the order of positions. Return the time before which none of the others expires, NEVER for no time.
         """
         least = NEVER
         for runs in (self.returned, self.main):
@@ -289,32 +279,29 @@ class Level:
             for run in found:
                 if run.expires_at is None or run.expires_at > now_ms:
                     continue
-                cut, (first, stop) = len(taken), run.within(low, high)
-                left, due = without_expired(run, first, stop, now_ms, taken, most, self.keeper)
+                before, (first, stop) = taken.most, run.within(low, high)
+                left, due = without_expired(run, first, stop, now_ms, taken, self.keeper)
                 least = min(least, due)
-                if len(taken) > cut:
+                if taken.most < before:
                     self._replace(runs, runs.find(run.seqs[-1]), left, run)
-                    most -= _count(taken, cut)
         self._forget_resident()
         return least
 
-    def take_expired_returned(self, now_ms: int, taken: list[Run], most: int) -> int:
+    def take_expired_returned(self, now_ms: int, taken: Expired) -> int:
         """As `take_expired`, of all that came back, which are in the order of their return."""
-        least, kept = NEVER, RunList()
-        cut = len(taken)
+        least, before = NEVER, taken.most
+        kept: list[Run] = []
         for run in self.returned:
             if run.expires_at is None:
                 kept.append(run)
                 continue
-            left, due = without_expired(
-                run, 0, len(run.seqs), now_ms, taken, most - _count(taken, cut), self.keeper
-            )
+            left, due = without_expired(run, 0, len(run.seqs), now_ms, taken, self.keeper)
             least = min(least, due)
             for part in left:
                 part.ready = True
                 kept.append(part)
-        if len(taken) > cut:
-            self.returned = kept
+        if taken.most < before:
+            self.returned = RunList(kept)
         return least
 
     def _forget_resident(self) -> None:
@@ -367,13 +354,29 @@ def without_positions(
             taken.append(run)
 
 
+class Expired:
+    """Messages whose time is up, taken out of a queue."""
+
+    __slots__ = ("most", "runs")
+
+    def __init__(self, most: int) -> None:
+        self.runs: list[Run] = []
+        #: How many more may be taken.
+        self.most = most
+
+    def add(self, run: Run) -> None:
+        run.ready = False
+        self.runs.append(run)
+        self.most -= len(run.seqs)
+
+
 def without_expired(
-    run: Run, first: int, stop: int, now_ms: int, taken: list[Run], most: int, keeper: Keeper
+    run: Run, first: int, stop: int, now_ms: int, taken: Expired, keeper: Keeper
 ) -> tuple[list[Run], int]:
-    """Take messages whose time is up, at most so many, out of those from `first` to before `stop` of a run;
-    put them into `taken`. Return what is left, in pieces, and the time before which none of the looked at
-    others expires, NEVER for no time.
+    """Take messages whose time is up out of those from `first` to before `stop` of a run. Return what is
+    left, in pieces, and the time before which none of the looked at others expires, NEVER for no time.
     """
+    most = taken.most
     deadlines = run.deadlines
     if deadlines is None:
         due = NEVER if run.expires_at is None else run.expires_at
@@ -400,8 +403,7 @@ def without_expired(
         expired = run.split(end - start) if end < count else run.moved()
         if expired.packed is not None:
             expired.unpack()
-        expired.ready = False
-        taken.append(expired)
+        taken.add(expired)
         at = end
     if at < count:
         left.append(run)
@@ -429,11 +431,6 @@ def _expired_spans(
     if start >= 0:
         spans.append((start, first + len(window)))
     return spans, least
-
-
-def _count(runs: list[Run], first: int) -> int:
-    """Return the number of messages of the runs from `first` on."""
-    return sum([len(run.seqs) for run in runs[first:]])
 
 
 def _behind(runs: RunList, position: int) -> Iterator[tuple[Run, int]]:
@@ -464,6 +461,7 @@ def _disjoint(pool: list[Run]) -> list[Run]:
 __all__ = [
     "LOOKS_MAX",
     "PACKED_BEHIND",
+    "Expired",
     "Level",
     "cut_out",
     "last_position",

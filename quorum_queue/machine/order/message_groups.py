@@ -25,7 +25,7 @@ from zlib import crc32
 
 from quorum_queue.empty import NO_DICT
 from quorum_queue.machine.consumers import NO_KEEPER, Consumer, Consumers, Keeper
-from quorum_queue.machine.order.level import Level, cut_out, without_expired, without_positions
+from quorum_queue.machine.order.level import Expired, Level, cut_out, without_expired, without_positions
 from quorum_queue.machine.order.run_list import RunList
 from quorum_queue.machine.ready import Place, Ready
 from quorum_queue.machine.run import NEVER, Run
@@ -589,18 +589,18 @@ class GroupedReady(Ready):
         self.bytes -= picked.counted_bytes
         return picked
 
-    def _expired_between(self, low: int, high: int, now_ms: int, taken: list[Run], most: int) -> int:
+    def _expired_between(self, low: int, high: int, now_ms: int, taken: Expired) -> int:
         if self._parked_due <= now_ms:
             self._look_again_at_expired(now_ms)
         # Some of those put aside may have these positions, too.
-        return min(super()._expired_between(low, high, now_ms, taken, most), self._parked_due)
+        return min(super()._expired_between(low, high, now_ms, taken), self._parked_due)
 
     def _look_again_at_expired(self, now_ms: int) -> None:
         """Put messages that have expired back to those that nobody has looked at: which ones were put aside
         must not show in the order in which they go.
         """
         due = NEVER
-        again: list[Run] = []
+        again = Expired(NEVER)
         for group, heap in list(self._parked.items()):
             least = min([NEVER if run.expires_at is None else run.expires_at for _, run in heap])
             if least > now_ms:
@@ -612,9 +612,7 @@ class GroupedReady(Ready):
                 if run.expires_at is None:
                     kept.append(entry)
                     continue
-                left, least = without_expired(
-                    run, 0, len(run.seqs), now_ms, again, run.seqs.stop, self.keeper
-                )
+                left, least = without_expired(run, 0, len(run.seqs), now_ms, again, self.keeper)
                 for part in left:
                     part.ready = True
                     kept.append((part.seqs.start, part))
@@ -626,7 +624,7 @@ class GroupedReady(Ready):
             else:
                 del self._parked[group]
         self._parked_due = due
-        for run in sorted(again, key=_by_position):
+        for run in sorted(again.runs, key=_by_position):
             self._parked_count -= len(run.seqs)
             self._main.insert(run, 1 << 62)
 

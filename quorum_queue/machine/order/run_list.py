@@ -73,7 +73,7 @@ class RunList:
         if chunks and len(chunks[-1]) < CHUNK:
             filled = CHUNK - len(chunks[-1])
             chunks[-1] += runs[:filled]
-        chunks += [runs[begin : begin + CHUNK] for begin in range(filled, len(runs), CHUNK)]
+        chunks += _chunks(runs, filled)
 
     def popleft(self) -> Run:
         chunk = self.chunks[0]
@@ -134,23 +134,19 @@ class RunList:
         else:
             self.replace(spot, [run, found])
 
-    def replace(self, spot: Spot, runs: list[Run]) -> Spot:
-        """Put these in the place of the run there; return the spot of the run behind them."""
+    def replace(self, spot: Spot, runs: list[Run]) -> None:
+        """Put these in the place of the run there."""
         chunk, at = spot
-        runs_there = self.chunks[chunk]
-        runs_there[at : at + 1] = runs
-        if not runs_there:
+        there = self.chunks[chunk]
+        there[at : at + 1] = runs
+        if not there:
             del self.chunks[chunk]
-            return Spot(chunk, 0)
-        behind = at + len(runs)
-        if len(runs_there) > 2 * CHUNK:
-            parts = [runs_there[begin : begin + CHUNK] for begin in range(0, len(runs_there), CHUNK)]
-            self.chunks[chunk : chunk + 1] = parts
-            chunk, behind = chunk + behind // CHUNK, behind % CHUNK
-            if chunk < len(self.chunks) and behind < len(self.chunks[chunk]):
-                return Spot(chunk, behind)
-            return Spot(chunk + 1 if behind else chunk, 0)
-        return Spot(chunk, behind) if behind < len(runs_there) else Spot(chunk + 1, 0)
+        elif len(there) > 2 * CHUNK:
+            self.chunks[chunk : chunk + 1] = _chunks(there)
+
+
+def _chunks(runs: list[Run], first: int = 0) -> list[list[Run]]:
+    return [runs[begin : begin + CHUNK] for begin in range(first, len(runs), CHUNK)]
 
 
 def _last(run: Run) -> int:
