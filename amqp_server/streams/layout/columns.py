@@ -10,7 +10,6 @@ bytes, in which a slice with a step is a column.
 
 from __future__ import annotations
 
-import struct
 import sys
 from array import array
 from collections.abc import Iterable
@@ -21,7 +20,15 @@ from typing import Any, Final
 from amqp_server.streams.layout.large import LARGE_CONTENT_BYTES
 from amqp_server.streams.layout.layouts import FLAGS_AT, HAS_HEADERS, OFFSET_FIELD, STREAM, Layouts, fields_in
 from amqp_server.streams.layout.stored_message import cut_out
-from persistence.streams.batch import SHAPE_BYTES
+from persistence.streams.batch import (
+    COUNT_AT,
+    FIRST_AT,
+    SECOND_AT,
+    SHAPE_BYTES,
+    SIZE_AT,
+    THIRD_AT,
+    pack_shape,
+)
 
 #: Fewer messages are encoded faster one by one.
 COLUMNS_MIN: Final = 8
@@ -31,8 +38,6 @@ _LENGTH_AT: Final = 3
 _CLASS: Final = 4
 _BODY: Final = 12
 _FLAGS: Final = 16
-#: As in persistence.streams.batch.
-_SHAPE_ROW: Final = struct.Struct(">IIHII")
 _OFFSET_BYTES: Final = len(OFFSET_FIELD) + 8
 #: What a body frame on channel 1 begins with.
 MARK: Final = b"\x03\x00\x01"
@@ -169,13 +174,13 @@ class Columns:
         head = self._heads[0]
         keyed = len(self._heads) > 1
         sizes, count = self.sizes, self.count
-        matrix = bytearray(_SHAPE_ROW.pack(1, 0, len(head), 0, 0) * count)
-        _spread(_lanes(sizes), matrix, 4, SHAPE_BYTES)
-        _spread(payloads, matrix, 10, SHAPE_BYTES)
-        _spread(frames, matrix, 14, SHAPE_BYTES)
+        matrix = bytearray(pack_shape(1, 0, len(head), 0, 0) * count)
+        _spread(_lanes(sizes), matrix, SIZE_AT, SHAPE_BYTES)
+        _spread(payloads, matrix, SECOND_AT, SHAPE_BYTES)
+        _spread(frames, matrix, THIRD_AT, SHAPE_BYTES)
         if keyed:
             lengths = _lanes(map(len, self._heads))
-            matrix[8::SHAPE_BYTES], matrix[9::SHAPE_BYTES] = lengths[2::4], lengths[3::4]
+            matrix[FIRST_AT::SHAPE_BYTES], matrix[FIRST_AT + 1 :: SHAPE_BYTES] = lengths[2::4], lengths[3::4]
         self._shapes = bytes(matrix)
         if True in [size == following for size, following in zip(sizes, sizes[1:])]:
             rows = self._shape_rows = _rows(matrix, count, SHAPE_BYTES)
@@ -198,7 +203,7 @@ class Columns:
             return self._shapes[start * SHAPE_BYTES : stop * SHAPE_BYTES]
         firsts = [start, *compress(range(start + 1, stop), map(not_, same))]
         rows = bytearray(b"".join(map(self._shape_rows.__getitem__, firsts)))
-        _spread(_lanes(map(sub, [*firsts[1:], stop], firsts)), rows, 0, SHAPE_BYTES)
+        _spread(_lanes(map(sub, [*firsts[1:], stop], firsts)), rows, COUNT_AT, SHAPE_BYTES)
         return bytes(rows)
 
     def stamps(self, start: int, stop: int) -> list[tuple[int, int, int]]:

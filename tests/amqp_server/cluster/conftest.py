@@ -12,6 +12,8 @@ from tests.amqp_server.cluster.simulation.cluster import by_hand
 
 #: Short intervals where tests wait for them to pass. The time for a change allows for a slow machine.
 OPTIONS = ("--change-timeout-ms", "30000", "--rebalance-ms", "300", "--node-down-ms", "500")
+#: Small segments, written soon.
+SMALL = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536")
 #: Options that most of the tests do not need.
 EVENTS = ("--event-exchange-vhost", "/")
 
@@ -30,6 +32,15 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
 def ring(running: Ring) -> Ring:
     running.heal()
     return running
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
+    """A cluster for the tests of one module, whose streams have small segments."""
+    with Ring(tmp_path_factory.mktemp("streams"), *OPTIONS, *SMALL) as started:
+        yield started
+        for name, node in started.nodes.items():
+            assert "Traceback" not in node.log(), (name, node.log()[-6000:])
 
 
 @pytest.fixture

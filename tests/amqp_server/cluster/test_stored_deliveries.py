@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
 
 import pytest
 from pika.exceptions import ChannelClosedByBroker
 
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.stored_batch import messages_of
-from tests.amqp_server.cluster.conftest import OPTIONS
 from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, Ring
 from tests.amqp_server.cluster.test_streams import (
     PADDING,
-    SMALL,
     append,
     declare,
     files,
@@ -23,14 +20,6 @@ from tests.amqp_server.cluster.test_streams import (
     stored,
 )
 from tests.reliability.node import wait_until
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    with Ring(tmp_path_factory.mktemp("batches"), *OPTIONS, *SMALL) as started:
-        yield started
-        for name, node in started.nodes.items():
-            assert "Traceback" not in node.log(), (name, node.log()[-6000:])
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 
 from amqp_server.mqctl.client import Failure
 from conformance_tests.patience import PATIENCE_S
-from tests.amqp_server.cluster.conftest import OPTIONS
+from tests.amqp_server.cluster.conftest import OPTIONS, SMALL
 from tests.amqp_server.cluster.ring import NAMES, Ring
-from tests.amqp_server.cluster.test_streams import SMALL, append, declare
+from tests.amqp_server.cluster.test_streams import append, declare
 from tests.reliability.node import wait_until
 
 

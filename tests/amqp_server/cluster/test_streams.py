@@ -6,7 +6,6 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,22 +18,12 @@ from pika.exceptions import AMQPError, ConnectionClosedByBroker
 
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.wire import RawClient, raw_method, short_string, table_bytes
-from tests.amqp_server.cluster.conftest import OPTIONS
+from tests.amqp_server.cluster.conftest import SMALL
 from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publish
 from tests.reliability.node import Node, wait_until
 
 STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
-#: Small segments, written soon.
-SMALL = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536")
 PADDING = bytes(200)
-
-
-@pytest.fixture(scope="module")
-def small(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ring]:
-    with Ring(tmp_path_factory.mktemp("streams"), *OPTIONS, *SMALL) as started:
-        yield started
-        for name, node in started.nodes.items():
-            assert "Traceback" not in node.log(), (name, node.log()[-6000:])
 
 
 @pytest.fixture

@@ -147,6 +147,12 @@ class StreamNode(MemoryNode):
         return host
 
 
+def opened(node: StreamNode, channel: int = 1) -> Peer:
+    peer = node.peer()
+    peer.call(channel, commands.Channel.Open())
+    return peer
+
+
 def declare(peer: Peer, name: str = "s", **arguments: object) -> list[tuple[int, Any]]:
     table: dict[str, Any] = {"x-queue-type": "stream"} | {
         key.replace("_", "-"): value for key, value in arguments.items()

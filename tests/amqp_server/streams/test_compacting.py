@@ -16,8 +16,8 @@ from persistence.streams import compaction
 from persistence.streams.log import StreamLog
 from persistence.streams.retention import RetentionLimits
 from tests.amqp_server.connection.node import Peer
-from tests.amqp_server.streams.node import StreamNode, consume, declare, got
-from tests.amqp_server.streams.test_stream import ACK_ALL, opened
+from tests.amqp_server.streams.node import StreamNode, consume, declare, got, opened
+from tests.amqp_server.streams.test_stream import ACK_ALL
 
 #: Key, body, and headers.
 Message = tuple[str, bytes, dict[str, Any]]

@@ -15,8 +15,7 @@ from amqp_server.wire import content
 from persistence.streams import compression
 from persistence.streams.batch import DENSE, decode_head
 from quorum_queue.machine.run import Attributes, Run
-from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
-from tests.amqp_server.streams.test_stream import opened
+from tests.amqp_server.streams.node import StreamNode, consume, declare, got, opened, publish
 
 TEXT = b"a text with words that come again and again, as in the log of a program; "
 

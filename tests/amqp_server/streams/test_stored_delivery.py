@@ -14,15 +14,9 @@ from persistence.streams import batch as batches
 from persistence.streams.batch import Shape
 from persistence.streams.compression import CODECS
 from tests.amqp_server.connection.node import Delivery, Peer
-from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
+from tests.amqp_server.streams.node import StreamNode, consume, declare, got, opened, publish
 
 BATCHES: dict[str, Any] = {"x_stream_batches": True}
-
-
-def opened(node: StreamNode) -> Peer:
-    peer = node.peer()
-    peer.call(1, commands.Channel.Open())
-    return peer
 
 
 def deliveries(peer: Peer, answers: list[tuple[int, Any]] | None = None) -> list[Delivery]:
@@ -59,18 +53,6 @@ def numbered(messages: list[Stored]) -> list[tuple[int, bytes]]:
 
 def expected(low: int, stop: int) -> list[tuple[int, bytes]]:
     return [(number, b"%d" % number) for number in range(low, stop)]
-
-
-@pytest.fixture(params=[True, False], ids=["in segments", "in memory"])
-def node(request: pytest.FixtureRequest) -> StreamNode:
-    return StreamNode(None if request.param else StreamOptions())
-
-
-@pytest.fixture
-def peer(node: StreamNode) -> Peer:
-    peer = opened(node)
-    declare(peer)
-    return peer
 
 
 def test_each_batch_is_one_delivery(node: StreamNode, peer: Peer) -> None:

@@ -17,7 +17,7 @@ from amqp_server.turn import Turn
 from amqp_server.wire import frames
 from persistence.streams.retention import RetentionLimits
 from tests.amqp_server.connection.node import Peer
-from tests.amqp_server.streams.node import StreamNode, consume, declare, got, publish
+from tests.amqp_server.streams.node import StreamNode, consume, declare, got, opened, publish
 
 ACK_ALL = commands.Basic.Ack(delivery_tag=0, multiple=True)
 
@@ -28,12 +28,6 @@ def bodies(first: int, count: int) -> list[bytes]:
 
 def messages(first: int, count: int) -> list[tuple[int, bytes]]:
     return [(number, b"m%d" % number) for number in range(first, first + count)]
-
-
-def opened(node: StreamNode, channel: int = 1) -> Peer:
-    peer = node.peer()
-    peer.call(channel, commands.Channel.Open())
-    return peer
 
 
 @pytest.fixture

@@ -8,18 +8,11 @@ from typing import Any
 import pytest
 from pamqp import commands
 
-from amqp_server.streams.local_host import StreamOptions
 from tests.amqp_server.connection.node import Delivery, Peer
-from tests.amqp_server.streams.node import StreamNode, consume, declare, publish
+from tests.amqp_server.streams.node import StreamNode, consume, declare, opened, publish
 
 Headers = dict[str, Any]
 NAME = "x-stream-timestamp"
-
-
-def opened(node: StreamNode) -> Peer:
-    peer = node.peer()
-    peer.call(1, commands.Channel.Open())
-    return peer
 
 
 def headers(peer: Peer, answers: list[tuple[int, Any]]) -> list[Headers]:
@@ -36,18 +29,6 @@ def at_each_time(node: StreamNode, peer: Peer, times: int, count: int = 3, **mor
         node.sync()
         found.append(node.broker.services.queue_time.now_ms())
     return found
-
-
-@pytest.fixture(params=[True, False], ids=["in segments", "in memory"])
-def node(request: pytest.FixtureRequest) -> StreamNode:
-    return StreamNode(None if request.param else StreamOptions())
-
-
-@pytest.fixture
-def peer(node: StreamNode) -> Peer:
-    peer = opened(node)
-    declare(peer)
-    return peer
 
 
 def test_a_consumer_that_asks_gets_the_time_of_each_message(node: StreamNode, peer: Peer) -> None:
