@@ -162,7 +162,12 @@ class Disk(MemoryEnvironment):
 
     def __init__(self, faults: Faults, identity: str) -> None:
         super().__init__(faults, identity)
-        self.written = 0
+        self.written = self.found = 0
+
+    def open(self) -> None:
+        """A process opens it, which writes: see persistence.environment.Environment."""
+        self.found = self.written
+        self.written += 1
 
     def transaction(self, layer: Layer) -> MemoryTransaction:
         return _Transaction(self, layer)
@@ -288,6 +293,7 @@ class SimulatedNode:
             node=self.name, zone=self.zone, peers=tuple(f"{name}=127.0.0.1:1" for name in peers), **LIMITS
         )
         self.commits = commits = SteppedCommit(self.disk, logs=True, on_full=self._disk_full)
+        self.disk.open()
         boundary = StrictBoundary()
         timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)
         environment: Any = self.disk
