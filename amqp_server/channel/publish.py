@@ -36,7 +36,7 @@ from quorum_queue.machine.run import LargeRun, Run
 from quorum_queue.ports import Preparing, Recipient
 
 if TYPE_CHECKING:
-    from amqp_server.broker.topology.queue import Queue, Target
+    from amqp_server.broker.topology.queue import Queue, Taking, Target
     from amqp_server.channel.assembly import Assembly
     from amqp_server.channel.channel import Channel
     from amqp_server.channel.transactions.commit_answers import CommitOrigin
@@ -550,7 +550,7 @@ def _return_in_order(
 
 
 def hand_over(
-    segment: Segment, targets: list[Target], origin: Any, first: int
+    segment: Segment, targets: Sequence[Taking], origin: Any, first: int
 ) -> Iterator[Sequence[Recipient]]:
     """Hand the messages to the hosts of these targets, step by step; yield the hosts of each part.
 
@@ -577,7 +577,7 @@ def has_large(segment: Segment) -> bool:
     return len(contents) <= LARGE_AMONG and max(map(len, contents)) > LARGE_CONTENT_BYTES
 
 
-def _make_ready(segment: Segment, target: Target, made: dict[int, Preparing]) -> Iterator[None]:
+def _make_ready(segment: Segment, target: Taking, made: dict[int, Preparing]) -> Iterator[None]:
     """Let the host of a target encode the large messages, a piece at a time; put the results into `made`."""
     route, host = segment.route, target.host
     incoming = route.publisher.connection.incoming
@@ -599,7 +599,7 @@ def _make_ready(segment: Segment, target: Target, made: dict[int, Preparing]) ->
 
 def _give(
     segment: Segment,
-    targets: list[Target],
+    targets: Sequence[Taking],
     origin: Any,
     first: int,
     size: int = -1,

@@ -29,7 +29,19 @@ if TYPE_CHECKING:
     from amqp_server.broker.topology.vhost import VHost
 
 
-class Target(Protocol):
+class Taking(Protocol):
+    """What messages are handed to: a target, or the part that a transaction has in a queue."""
+
+    @property
+    def delays(self) -> bool:
+        """True if messages may wait in it before they are delivered first."""
+
+    @property
+    def host(self) -> Recipient:
+        """The current host: looked up for each hand-over, because queues move."""
+
+
+class Target(Taking, Protocol):
     """Target of a route: a queue, or a client that waits for direct replies."""
 
     name: str
@@ -39,14 +51,6 @@ class Target(Protocol):
     published: int
     #: The header that names a message's group; empty if it has no message groups.
     group_header: str
-
-    @property
-    def delays(self) -> bool:
-        """True if messages may wait in it before they are delivered first."""
-
-    @property
-    def host(self) -> Recipient:
-        """The current host: looked up for each hand-over, because queues move."""
 
 
 class Queue:

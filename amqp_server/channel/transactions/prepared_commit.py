@@ -37,8 +37,9 @@ class PartTaker:
     in_journal = takes_parts = False
     is_queue = True
 
-    def __init__(self, host: Any, transaction: TransactionId) -> None:
+    def __init__(self, host: Any, transaction: TransactionId, *, delays: bool) -> None:
         self.taker_of: Any = host
+        self.delays = delays
         self._transaction = transaction
         self.pending: list[Any] = []
         self.counts_bytes = host.counts_bytes
@@ -132,7 +133,7 @@ class PreparedCommit:
             transaction.origin.take_answers()
             if channel.vhost.tracing:
                 yield from trace_publish(channel, segment) or ()
-            takers: list[Any] = [self._taker_of(target.host) for target in targets if target.host.is_queue]
+            takers = [self._taker_of(each.host, each.delays) for each in targets if each.host.is_queue]
             replies = [target for target in targets if not target.host.is_queue]
             if replies:
                 self._reply_later(segment, replies)
@@ -153,7 +154,7 @@ class PreparedCommit:
                 if not host.can_settle(holder.key, low):
                     self.refused = _REFUSED[LATE].format(holder.queue.name)
                     continue
-                self._taker_of(host).submit((verb, holder.key, low, high))
+                self._taker_of(host, holder.queue.delays).submit((verb, holder.key, low, high))
                 given += 1
                 if given >= PARTS_AT_ONCE:
                     given = 0
@@ -167,10 +168,10 @@ class PreparedCommit:
         copy.heads = None if segment.heads is None else segment.heads.copy()
         self._replies.append(lambda: list(hand_over(copy, replies, None, 1)))
 
-    def _taker_of(self, host: Any) -> PartTaker:
+    def _taker_of(self, host: Any, delays: bool) -> PartTaker:
         taker = self._takers.get(host)
         if taker is None:
-            taker = self._takers[host] = PartTaker(host, self._id)
+            taker = self._takers[host] = PartTaker(host, self._id, delays=delays)
         return taker
 
     def _flush(self) -> None:

@@ -85,3 +85,20 @@ def test_it_waits_for_another_leader(ring: Ring) -> None:
         ring.nodes[leader].start()
         ring.formed()
     ring.equal("led", *NAMES)
+
+
+def test_it_waits_from_the_publish_of_a_transaction(ring: Ring) -> None:
+    for kind in ("classic", "quorum"):
+        queue = f"of a transaction, {kind}"
+        declare(ring, "n1", queue, kind)
+        with ring.channel("n3") as confirming, ring.channel("n2") as reader:
+            channel = confirming.connection.channel()
+            channel.tx_select()
+            begun = time.monotonic()
+            send(channel, queue, b"later", 1_200)
+            send(channel, queue, b"at once")
+            channel.tx_commit()
+            assert wait(reader, queue, 1) == [(b"at once", False)]
+            assert reader.basic_get(queue)[0] is None
+            assert wait(reader, queue, 1) == [(b"later", False)]
+            assert 1.0 <= time.monotonic() - begun
