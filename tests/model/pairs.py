@@ -20,6 +20,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "dead-letter": ("none", "exchange", "key", "at-least-once", "retry"),
     "priority": ("none", "5"),
     "single-active": ("no", "yes"),
+    "groups": ("no", "yes"),
+    "delay": ("none", "message", "retry", "failed"),
+    "pause": ("none", "deliveries", "publishes"),
     "delivery-limit": ("none", "1"),
     "expires": ("none", "short", "long"),
     "deduplication": ("no", "yes"),
@@ -69,6 +72,9 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("dead-letter", "at-least-once"): frozenset({"quorum"}),
     ("priority", "5"): _CLASSIC,
     ("single-active", "yes"): _QUEUES,
+    ("groups", "yes"): _QUEUES,
+    **{("delay", each): _QUEUES for each in ("message", "retry", "failed")},
+    **{("pause", each): _QUEUES for each in ("deliveries", "publishes")},
     ("delivery-limit", "1"): frozenset({"quorum"}),
     **{("expires", each): _QUEUES for each in ("short", "long")},
     ("deduplication", "yes"): frozenset({"classic", "quorum", "stream"}),
@@ -107,8 +113,17 @@ NEVER = frozenset(
                 ("policy", "overflow"),
                 ("dead-letter", "at-least-once"),
                 *(("ttl", each) for each in ("queue", "message", "zero")),
+                *(("delay", each) for each in ("message", "retry", "failed")),
                 ("policy", "ttl"),
             )
+        ),
+        frozenset({("groups", "yes"), ("priority", "5")}),
+        frozenset({("groups", "yes"), ("single-active", "yes")}),
+        # A letter that has to be taken waits until publishes go on, which the end of a program is.
+        frozenset({("pause", "publishes"), ("dead-letter", "at-least-once")}),
+        *(
+            frozenset({("pause", "publishes"), ("exchange", each)})
+            for each in ("x-consistent-hash", "x-modulus-hash", "x-random")
         ),
         frozenset({("compaction", "yes"), ("retention", "yes")}),
         frozenset({("compaction", "yes"), ("consume", "by name")}),

@@ -224,10 +224,10 @@ def test_an_exchange_that_chooses_takes_one_queue(talk: Talk) -> None:
         model.publish(channel, Message(number, 10, "x", "k"))
     assert [queue.count() for queue in queues] == [(0, 2), (0, 2)]
     took = {1: queues[0], 2: queues[1]}
-    took[1].take(took[1].find(1, False, ()), talk.at_s, None)
+    took[1].take(took[1].find(1, False, ()), talk.at_s, None, channel)
     assert queues[1].count() == (0, 1)
     with pytest.raises(Broken, match="others with the key k came to q1"):
-        took[2].take(took[2].find(2, False, ()), talk.at_s, None)
+        took[2].take(took[2].find(2, False, ()), talk.at_s, None, channel)
 
 
 def test_a_name_continues_after_its_acks() -> None:
@@ -370,3 +370,42 @@ def test_each_bug_can_still_be_planted() -> None:
     root = Path(__file__).parents[2]
     done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_message_group_is_with_one_consumer(talk: Talk) -> None:
+    talk.declare("q", message_groups=True)
+    talk.publish("q", 3, headers={"x-group-id": "ann"})
+    talk.consume("q", "c", 1)
+    talk.deliver(1)
+    talk.step()
+    talk.consume("q", "d")
+    with pytest.raises(Broken, match="of group ann came while another one holds message 1"):
+        talk.deliver(2, tag="d")
+
+
+def test_what_waits_comes_when_it_is_due(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True)
+    talk.publish("q", headers={"x-delay": 1_000})
+    talk.consume("q")
+    with pytest.raises(Broken, match="before its time"):
+        talk.deliver(1)
+    assert not list(talk.model.owed())
+    talk.step(1.1)
+    assert list(talk.model.owed()) == ["q: message 1 is ready, and a consumer waits for it"]
+    talk.deliver(1)
+    assert queue.count() == (0, 0)
+
+
+def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:
+    talk.declare("q")
+    talk.channel.confirming = True
+    talk.publish("q")
+    talk.model.pause("q", "deliveries", paused=True)
+    talk.model.pause("q", "publishes", paused=True)
+    talk.step()
+    talk.consume("q")
+    assert not list(talk.model.owed())
+    with pytest.raises(Broken, match="while deliveries are paused"):
+        talk.deliver(1)
+    talk.publish("q")
+    assert [each.outcomes for each in talk.channel.unconfirmed.values()] == [{"ack"}, {"nack"}]

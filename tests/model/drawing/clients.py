@@ -48,6 +48,10 @@ class Clients:
             headers["h"] = chance.choice(["1", "2", "3"])
         if row["deduplication"] == "yes" and chance.random() < 0.7:
             headers["x-deduplication-id"] = f"id{chance.randrange(8)}"
+        if row["groups"] == "yes" and chance.random() < 0.85:
+            headers["x-group-id"] = chance.choice(["ann", "ann", "ben", "zoë"])
+        if row["delay"] == "message" and chance.random() < 0.6:
+            headers["x-delay"] = chance.choice([0, SHORT_MS, SHORT_MS, 3 * SHORT_MS])
         if row["compaction"] == "yes":
             headers["x-stream-key"] = f"key{chance.randrange(3)}"
             message["size"] = 0 if chance.random() < 0.3 else 100
@@ -228,6 +232,8 @@ class Clients:
             self.add("wait", ms=SHORT_MS + 60)
         elif self.row["expires"] == "short" or self.row["policy"] == "expires":
             self.add("wait", ms=self.chance.choice([200, LEASE_MS + 100]))
+        elif self.row["delay"] != "none":
+            self.add("wait", ms=SHORT_MS + 60)
         else:
             self.add("wait", ms=10)
 

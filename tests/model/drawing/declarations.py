@@ -90,6 +90,13 @@ class Declarations(Clients):
             arguments["x-max-priority"] = 5
         if row["single-active"] == "yes":
             arguments["x-single-active-consumer"] = True
+        if row["groups"] == "yes":
+            arguments["x-message-groups"] = True
+        if row["delay"] == "message":
+            arguments["x-delayed"] = True
+        elif row["delay"] != "none":
+            kind = {"retry": "all", "failed": "failed"}[row["delay"]]
+            arguments |= {"x-delayed-retry-type": kind, "x-delayed-retry-min": SHORT_MS}
         if row["delivery-limit"] != "none":
             arguments["x-delivery-limit"] = 1
         if row["expires"] != "none":

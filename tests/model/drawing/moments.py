@@ -50,6 +50,12 @@ class Moments(Declarations):
             out.append((0, self._retry))
         if row["limit"] != "none":
             out.append((self.chance.randint(0, count // 2), self._limit))
+        if row["pause"] != "none":
+            at = self.chance.randint(0, count)
+            out.append((at, lambda: self.add("pause", queue="q0", what=row["pause"])))
+            if self.chance.random() < 0.6:
+                later = self.chance.randint(at, count)
+                out.append((later, lambda: self.add("resume", queue="q0", what=row["pause"])))
         return sorted(out, key=lambda pair: -pair[0])
 
     def _before_fault(self) -> None:

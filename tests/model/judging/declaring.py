@@ -14,7 +14,8 @@ from tests.model.client import Gone, wait_readable
 from tests.model.judging.requests import OWN, Requests
 from tests.model.programs import Step
 from tests.model.spec.channels import Channel, User
-from tests.model.spec.promises import Promise
+from tests.model.spec.promises import NOT_FOUND, Broken, Promise
+from tests.model.spec.queues import Queue
 from tests.model.spec.routing import Binding
 from tests.model.spec.settings import Policy
 
@@ -119,6 +120,26 @@ class Declaring(Requests):
         with contextlib.suppress(brokers.Refused):
             self.broker.api("DELETE", brokers.path("policies", self.name, step["name"]))
         self.model.clear_policy(step["name"])
+
+    def _do_pause(self, step: Step) -> None:
+        self._pause(step["queue"], step["what"], paused=True)
+
+    def _do_resume(self, step: Step) -> None:
+        self._pause(step["queue"], step["what"], paused=False)
+
+    def _pause(self, name: str, what: str, *, paused: bool) -> None:
+        verb = "pause" if paused else "resume"
+        try:
+            self.broker.api("PUT", brokers.path("queues", self.name, name, verb), {what: True})
+        except brokers.Refused as error:
+            queue = self.model.queues.get(name)
+            if error.status != NOT_FOUND or (
+                isinstance(queue, Queue) and queue.certain and not self._lease_ended()
+            ):
+                raise Broken(f"{name}: {verb}: {error}") from None
+            return
+        self.model.now = time.monotonic()
+        self.model.pause(name, what, paused=paused)
 
     def _do_permissions(self, step: Step) -> None:
         user = self.users.get(step["user"])

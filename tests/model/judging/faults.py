@@ -46,6 +46,7 @@ class Faults(Transactions):
         client, place = self.clients[number], self._place(number)
         self.broker.raise_alarm(kind, place)
         try:
+            self._handle_events()
             began = time.monotonic()
             messages = [message_of(step, each) for each in step["messages"]]
             if kind == "full disk":

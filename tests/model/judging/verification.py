@@ -20,6 +20,11 @@ class Verification(Doubts):
         self.model.begin_step(time.monotonic())
         self._do_heal({})
         self._do_limit({"what": "connections", "value": -1})
+        for queue in list(self.model.queues.values()):
+            if isinstance(queue, Queue):
+                for what in ("deliveries", "publishes"):
+                    if getattr(queue, f"{what}_paused"):
+                        self._do_resume({"queue": queue.name, "what": what})
         self._settle()
         for number in list(self.sessions):
             if number != OWN:
@@ -67,7 +72,7 @@ class Verification(Doubts):
             self.model.tick(time.monotonic())
             left = [
                 copy
-                for copy in queue.line()
+                for copy in queue.line() + queue.waiting()
                 if copy.presence is not Presence.MAYBE and not copy.may_have_expired(time.monotonic())
             ]
             if not left:

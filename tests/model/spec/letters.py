@@ -84,10 +84,12 @@ class Letters(State):
                 lane += f" {copy.ttl_ms}" if copy.flag is Flag.NO else f" {self.ordinal}"
             # It may have expired long before that is certain.
             sent = copy.sent if reason == "expired" else self.step
-            if here is Presence.MAYBE:
+            if here is Presence.MAYBE or (reason != "expired" and copy.may_have_expired(self.now)):
                 # Nor is it known which of them died first.
                 lane += f" {self.ordinal}"
-            letter, outcomes = target.offer(bare, sent, lane, self.ordinal, here, exchange, keys[0])
+            letter, outcomes = target.offer(
+                bare, sent, lane, self.ordinal, here, exchange, keys[0], is_letter=True
+            )
             if letter is None:
                 continue
             letter.deaths, letter.source, letter.deaths_sure = deaths, copy, copy.deaths_sure

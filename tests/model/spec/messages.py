@@ -129,6 +129,14 @@ class Copy:
     doomed: bool = False
     #: How long it may be in this queue.
     ttl_ms: int | None = None
+    #: Its message group.
+    group: str | None = None
+    #: Channel that holds it, and the tag of its consumer; "" by a get.
+    holder: tuple[Any, str] | None = None
+    #: True before its time, which is between these two; and whether it waits because it came back.
+    waits: bool = False
+    due: tuple[float, float] | None = None
+    came_back: bool = False
     #: It may be a duplicate that the queue does not take.
     repeated: bool = False
     #: It expired when the policy of its queue changed, before or after that.
@@ -142,7 +150,7 @@ class Copy:
 
     @property
     def ready(self) -> bool:
-        return not self.held and not self.gone
+        return not self.held and not self.gone and not self.waits
 
     def precedes(self, other: Copy) -> bool:
         """True if the copy has to be delivered before the other one, where both are ready."""
@@ -155,6 +163,28 @@ class Copy:
             return self.ordinal < other.ordinal
         return self.arrived is not None and self.arrived < other.sent
 
+    @property
+    def may_be_retried(self) -> bool:
+        """True as long as it waits, or may wait, because it came back."""
+        return self.came_back and self.due is not None
+
+    def wait(self, due: tuple[float, float], *, came_back: bool = False) -> None:
+        self.waits, self.due, self.came_back = True, due, came_back
+
+    def look_at_time(self, now: float, step: int) -> bool:
+        """When its wait ends it is on its way, and surely there a moment later. True if that changed."""
+        if self.due is None:
+            return False
+        before = self.waits, self.due
+        if self.waits and now >= self.due[0]:
+            self.waits, self.ready_at = False, step
+            self.presence = min(self.presence, Presence.COMING)
+        if now > self.due[1]:
+            self.due = None
+            if self.presence is Presence.COMING:
+                self.presence = Presence.SURE
+        return before != (self.waits, self.due)
+
     def has_expired(self, now: float) -> bool:
         return self.expiry is not None and now > self.expiry[1]
 
@@ -163,6 +193,7 @@ class Copy:
 
     def leave(self, step: int) -> None:
         self.gone, self.held, self.gone_at = True, False, step
+        self.waits, self.due = False, None
 
     def put_back(self, step: int) -> None:
         """Return it to its place."""

@@ -19,7 +19,7 @@ from tests.model.spec.promises import (
     refused,
     success,
 )
-from tests.model.spec.queues import Queue
+from tests.model.spec.queues import LATE_S, Queue
 from tests.model.spec.streams import Log
 
 
@@ -83,6 +83,9 @@ class Publishes(Consuming):
             copy, outcomes = queue.offer(
                 message, self.step, channel.lane, self.ordinal, presence, message.exchange, message.key
             )
+            if copy is None and channel.transactional and self.broker.nodes > 1 and queue.may_refuse:
+                # A duplicate counts for the room that the transaction needs there.
+                outcomes = outcomes | {"nack"}
             if choice is not None:
                 publishing.outcomes = publishing.outcomes | outcomes
                 choice.refused = choice.refused or "nack" in outcomes
@@ -90,7 +93,7 @@ class Publishes(Consuming):
                     self._refused_letter(queue, message, Presence.MAYBE)
             elif outcomes == {"nack"}:
                 publishing.outcomes = {"nack"}
-                if queue.settings.overflow == "reject-publish-dlx":
+                if not queue.publishes_paused and queue.settings.overflow == "reject-publish-dlx":
                     self._refused_letter(queue, message, presence)
             elif outcomes == {"ack", "nack"}:
                 if publishing.outcomes == {"ack"}:
@@ -98,6 +101,10 @@ class Publishes(Consuming):
                 if queue.settings.overflow == "reject-publish-dlx":
                     self._refused_letter(queue, message, Presence.MAYBE)
             if copy is not None:
+                if channel.transactional and self.broker.nodes > 1 and copy.due is None:
+                    # Other clients see it a moment after the commit.
+                    copy.presence = min(copy.presence, Presence.COMING)
+                    copy.due = (self.sent_at, self.sent_at + LATE_S)
                 publishing.copies.append((queue, copy))
                 if choice is not None:
                     copy.choice = choice
@@ -172,7 +179,7 @@ class Publishes(Consuming):
             copy.stored = True
             if copy.arrived is None:
                 queue.arrived(copy)
-                if copy.presence is Presence.COMING and not copy.gone:
+                if copy.presence is Presence.COMING and not copy.gone and (copy.waits or copy.due is None):
                     copy.presence = Presence.SURE
                     queue.trim()
         for log in publishing.logs:
@@ -246,6 +253,9 @@ class Publishes(Consuming):
     def commit(self, channel: Channel) -> Promise:
         if not channel.transactional:
             return refused(PRECONDITION_FAILED)
+        if any(self._is_paused(name) for _, targets, _, _ in channel.tx_publishes for name in targets):
+            # Nothing of it happens, and the channel is closed.
+            return refused(PRECONDITION_FAILED)
         codes = {OK}
         publishings = []
         for message, targets, choice, mandatory in channel.tx_publishes:
@@ -276,6 +286,11 @@ class Publishes(Consuming):
         if PRECONDITION_FAILED in codes and self.broker.nodes > 1:
             # A cluster refuses the whole transaction, if it refuses a part.
             for publishing in publishings:
+                identity = publishing.message.headers.get("x-deduplication-id", "")
+                takers: list[Queue | Log] = [*(queue for queue, _ in publishing.copies), *publishing.logs]
+                for taker in takers:
+                    if identity in taker.remembered:
+                        taker.remembered[identity] = Presence.MAYBE
                 for _, copy in publishing.copies:
                     copy.presence = Presence.MAYBE
                 for log in publishing.logs:
@@ -283,6 +298,10 @@ class Publishes(Consuming):
                         if entry.message is publishing.message:
                             entry.presence = Presence.MAYBE
         return Promise(frozenset(codes), committed, committed if self.broker.nodes == 1 else nothing)
+
+    def _is_paused(self, name: str) -> bool:
+        queue = self.queues.get(name)
+        return isinstance(queue, Queue) and queue.publishes_paused
 
     def rollback(self, channel: Channel) -> Promise:
         if not channel.transactional:

@@ -21,6 +21,10 @@ if TYPE_CHECKING:
 
 #: How late a timer may be: until then, a count may contain a message that has expired.
 LATE_S = 1.5
+#: How early a wait may end: brokers count whole milliseconds.
+EARLY_S = 0.002
+#: A wait that ends so soon may be over when the broker reads the request.
+SOON_S = 0.25
 #: With more copies than these, those that are gone are put aside.
 TIDY = 100
 
@@ -97,6 +101,10 @@ class Queue:
     past_kill: bool = False
     #: Step in which the last consumer left that did.
     lost_one_at: int = -1
+    #: What operators have paused, and in which step they paused deliveries.
+    deliveries_paused: bool = False
+    publishes_paused: bool = False
+    paused_at: int = -1
 
     # -- what is in it ---------------------------------------------------------------------------------------
 
@@ -109,6 +117,16 @@ class Queue:
         return bool(self.arguments.get("x-deduplication"))
 
     @property
+    def may_refuse(self) -> bool:
+        settings = self.settings
+        limited = settings.max_length is not None or settings.max_bytes is not None
+        return limited and settings.overflow != "drop-head"
+
+    @property
+    def grouped(self) -> bool:
+        return bool(self.arguments.get("x-message-groups"))
+
+    @property
     def replicated(self) -> bool:
         return self.kind != "classic"
 
@@ -116,6 +134,40 @@ class Queue:
         """The ready copies, in the order in which they leave; where that is uncertain, as they were sent."""
         ready = [copy for copy in self.copies if copy.ready]
         return sorted(ready, key=lambda copy: (not (copy.strict and copy.flag is Flag.YES), -copy.priority))
+
+    def waiting(self) -> list[Copy]:
+        """The copies whose time has not come."""
+        return [copy for copy in self.copies if copy.waits]
+
+    def surely_waiting(self) -> list[Copy]:
+        """Those that are there for sure, and for a moment more."""
+        soon = self.vhost.now + SOON_S
+        return [
+            c for c in self.waiting() if c.presence is Presence.SURE and c.due is not None and c.due[0] > soon
+        ]
+
+    def group_of(self, copy: Copy) -> list[Copy]:
+        """The other copies of its group."""
+        if copy.group is None:
+            return []
+        return [each for each in (*self.copies, *self.past) if each.group == copy.group and each is not copy]
+
+    def open_for(self, copy: Copy, channel: Channel) -> bool:
+        """True if a get on this channel may have the copy for sure, as far as its group is concerned."""
+        return not any(
+            (each.held and (each.holder != (channel, "") or in_transaction(each)))
+            or each.may_be_retried
+            or (self.vhost.broker.nodes > 1 and max(each.gone_at, each.ready_at) >= self.vhost.step - 1)
+            for each in self.group_of(copy)
+        )
+
+    def open_for_somebody(self, copy: Copy) -> bool:
+        """True if its group keeps the copy from nobody, or if who has the group has room."""
+        others = self.group_of(copy)
+        if any(each.may_be_retried for each in others):
+            return False
+        spare = {(consumer.channel, consumer.tag) for consumer in self.consumers if consumer.spare}
+        return all(each.holder in spare and not in_transaction(each) for each in others if each.held)
 
     def certainly_ready(self, copy: Copy) -> bool:
         return (
@@ -133,7 +185,7 @@ class Queue:
     @property
     def racing(self) -> bool:
         """True if a consumer may take messages at any moment."""
-        return any(consumer.spare for consumer in self.consumers)
+        return not self.deliveries_paused and any(consumer.spare for consumer in self.consumers)
 
     def count(self) -> tuple[int, int]:
         """Fewest and most ready messages."""
@@ -162,18 +214,22 @@ class Queue:
         presence: Presence,
         exchange: str,
         key: str,
+        *,
+        is_letter: bool = False,
     ) -> tuple[Copy | None, set[str]]:
         """A message comes. Return its copy, if it may be there, and the answers that are right."""
         seen = self._seen(message)
         if seen is Presence.SURE:
             return None, {"ack"}
+        if self.publishes_paused and not is_letter:
+            return None, {"nack"} if seen is None else {"ack", "nack"}
         outcomes = {"ack"}
         if seen is not None:
             presence = Presence.MAYBE
         if self.settings.overflow.startswith("reject-publish"):
             low, high = self._ready_range()
             if self._over(low[0] + 1, low[1] + message.size):
-                return None, {"nack"}
+                return None, {"nack"} if seen is None else {"ack", "nack"}
             if self._over(high[0] + 1, high[1] + message.size):
                 outcomes, presence = {"ack", "nack"}, Presence.MAYBE
                 self._overtake()
@@ -184,15 +240,18 @@ class Queue:
             lane,
             presence,
             ordinal=ordinal,
-            strict=self.kind == "quorum",
+            strict=self.kind == "quorum" and not self.grouped,
             exchange=exchange,
             key=key,
+            group=message.headers.get("x-group-id") if self.grouped else None,
         )
         copy.ready_at, copy.repeated = self.vhost.step, seen is not None
         limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
         if limits:
             copy.ttl_ms = min(limits)
             copy.expiry = (self.vhost.sent_at + min(limits) / 1000, float("inf"))
+        if self.arguments.get("x-delayed") and not is_letter:
+            self._delay(copy)
         self.copies.append(copy)
         identity = message.headers.get("x-deduplication-id")
         if self.deduplicates and identity is not None:
@@ -200,6 +259,14 @@ class Queue:
             if self.kind == "classic" and not message.persistent:
                 self.forgettable.add(identity)
         return copy, outcomes
+
+    def _delay(self, copy: Copy) -> None:
+        delay_s = copy.message.headers.get("x-delay", 0) / 1000 - EARLY_S
+        if delay_s > 0:
+            copy.wait((self.vhost.sent_at + delay_s, float("inf")))
+            if copy.expiry is not None:
+                # Its time to live begins then.
+                copy.expiry = (copy.expiry[0] + delay_s, float("inf"))
 
     def _overtake(self) -> None:
         """What is still on its way, from another queue or node, finds no room behind what comes now."""
@@ -223,13 +290,18 @@ class Queue:
         """The copy is known to have arrived, if it was taken at all."""
         if copy.arrived is None:
             copy.arrived = self.vhost.step
+            if copy.due is not None and not copy.came_back:
+                wait = copy.due[0] - self.vhost.sent_times.get(copy.sent, copy.due[0])
+                copy.due = (copy.due[0], self.vhost.now + wait + LATE_S)
             if copy.expiry is not None:
                 ttl = copy.expiry[0] - self.vhost.sent_times.get(copy.sent, copy.expiry[0])
                 copy.expiry = (copy.expiry[0], self.vhost.now + ttl)
 
     def _ready_range(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        line = self.line()
+        line, waiting = self.line(), self.waiting()
         sure = [copy for copy in line if self.certainly_ready(copy)] if not self.racing else []
+        sure += self.surely_waiting()
+        line += waiting
         return (len(sure), sum(c.message.size for c in sure)), (len(line), sum(c.message.size for c in line))
 
     def _over(self, messages: int, size: int) -> bool:
@@ -244,27 +316,35 @@ class Queue:
             return
         if self.settings.overflow != "drop-head":
             return
-        line = self.line()
+        line, waiting = self.line(), self.waiting()
         racing = self.racing
-        if not self._over(len(line), sum(copy.message.size for copy in line)):
+        counted = line + waiting
+        if not self._over(len(counted), sum(copy.message.size for copy in counted)):
             return
         for copy in line:
             # Where two may be in either order, either may be the older one.
-            behind = [each for each in line if each is not copy and not each.precedes(copy)]
+            # And what waits is not dropped.
+            behind = [
+                each for each in line if each is not copy and (not each.precedes(copy) or each.may_be_retried)
+            ] + waiting
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
                 continue
             sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
+            sure += self.surely_waiting()
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
 
     def tick(self) -> None:
         """Time goes on: messages expire; in some brokers only those behind no other message."""
         now = self.vhost.now
-        if not any(copy.expiry and copy.ready for copy in self.copies):
+        if sum(copy.look_at_time(now, self.vhost.step) for copy in self.copies):
+            # What is ready again may be dropped.
+            self.trim()
+        if not any(copy.expiry and (copy.ready or copy.waits) for copy in self.copies):
             return
         # While its node is down nothing expires, and it may be lost with the node.
         clear = self.reachable and self.certain
-        for copy in self.line():
+        for copy in self.line() + self.waiting():
             anywhere = self.vhost.broker.expires_anywhere
             if not copy.may_have_expired(now):
                 if copy.presence is Presence.SURE and not self.racing and not anywhere:
@@ -291,6 +371,8 @@ class Queue:
         if not named:
             raise Broken(f"{self.name}: message {number} was delivered, which never was in this queue")
         ready = [copy for copy in named if copy.ready]
+        if not ready and any(copy.waits for copy in named):
+            raise Broken(f"{self.name}: message {number} was delivered before its time")
         # What left in this step may have been on its way already.
         ready += [copy for copy in named if copy.gone and copy.gone_at == self.vhost.step]
         if not ready:
@@ -301,12 +383,15 @@ class Queue:
         ready.sort(key=lambda copy: not (copy is first or copy.precedes(first)))
         if self.past_kill:
             ready.sort(key=lambda copy: (copy.exchange, copy.key) != came_by)
+        if deaths:
+            # Before one whose deaths nobody knows for sure.
+            ready.sort(key=lambda copy: _told(copy) != deaths)
         for copy in ready:
             if self._may_have(copy, flag) and (
                 deaths is None
                 or not copy.deaths
                 or (not copy.deaths_sure and len(deaths) > 0)
-                or deaths == tuple((d.queue, d.reason, d.count) for d in copy.deaths)
+                or deaths == _told(copy)
             ):
                 return copy
         copy = ready[0]
@@ -320,7 +405,7 @@ class Queue:
         """After a fault a message may have been on its way to a client that never got it."""
         return flag in copy.flag.value or (flag and self.shaken)
 
-    def take(self, copy: Copy, began: float, consumer: Consumer | None) -> None:
+    def take(self, copy: Copy, began: float, consumer: Consumer | None, channel: Channel) -> None:
         """A client got this copy. `began` is when the step began that made it possible."""
         if copy.has_expired(began - self.vhost.slack_s):
             raise Broken(
@@ -332,7 +417,16 @@ class Queue:
             raise Broken(
                 f"{self.name}: {copy} is of {copy.lane}, for which nobody was asked for the permission to read"
             )
-        self._check_order(copy, consumer)
+        if self.deliveries_paused and self.vhost.step > self.paused_at + (self.vhost.broker.nodes > 1):
+            raise Broken(f"{self.name}: {copy} was delivered while deliveries are paused")
+        self._check_order(copy, consumer, channel)
+        holder = (channel, consumer.tag if consumer is not None else "")
+        for other in self.group_of(copy):
+            if other.held and other.holder != holder:
+                raise Broken(
+                    f"{self.name}: {copy} of group {copy.group} came while another one holds {other}"
+                )
+        copy.holder, copy.due = holder, None
         if consumer is not None:
             self._check_consumer(consumer)
         if copy.choice is not None and (wrong := copy.choice.see(copy, self.name)):
@@ -349,11 +443,13 @@ class Queue:
     def _on_its_way(self, copy: Copy) -> bool:
         return copy.gone_at == self.vhost.step and (bool(self.consumers) or copy.expiry is not None)
 
-    def _check_order(self, copy: Copy, consumer: Consumer | None) -> None:
+    def _check_order(self, copy: Copy, consumer: Consumer | None, channel: Channel) -> None:
         for other in self.copies:
             if other is copy or other.message.number == copy.message.number:
                 continue
             if self.kind == "stream-group" and other.lane != copy.lane:
+                continue
+            if other.group != copy.group and (consumer is not None or not self.open_for(other, channel)):
                 continue
             if other.ready and other.precedes(copy) and self.certainly_ready(other):
                 if consumer is None and not self.racing:
@@ -384,6 +480,9 @@ class Queue:
                 raise Broken(
                     f"{self.name}: {consumer.tag} got a message while {self.active.tag} is the single active consumer"
                 )
+        if self.grouped:
+            # Who has a group goes on with it.
+            return
         better = [c for c in self.consumers if c.priority > consumer.priority and c.spare]
         self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
 
@@ -405,11 +504,24 @@ class Queue:
             copy.returns = (low + failed, high + (failed or lost))
         else:
             copy.returns = (low + certain, high + 1)
+        self._wait_for_retry(copy, failed=failed, lost=lost, certain=certain)
         limit = self.settings.delivery_limit
         if not certain:
             copy.presence = Presence.COMING
         if self.kind in ("quorum", "stream-group") and limit is not None and copy.returns[1] > limit:
             self.vhost.dead_letter(self, copy, "delivery_limit", certain=copy.returns[0] > limit)
+
+    def _wait_for_retry(self, copy: Copy, *, failed: bool, lost: bool, certain: bool = True) -> None:
+        kind, wait_s = self.settings.retry_type, self.settings.retry_ms / 1000
+        if kind == "disabled":
+            return
+        ends = self.vhost.now + wait_s + LATE_S
+        if certain and (kind == "all" or failed):
+            copy.wait((self.vhost.sent_at + wait_s - EARLY_S, ends), came_back=True)
+        elif kind == "all" or lost or not certain:
+            # Whether it counts as one that failed, or when it came back, is not known.
+            copy.presence = min(copy.presence, Presence.COMING)
+            copy.due, copy.came_back = (self.vhost.sent_at, ends), True
 
     def lose(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
@@ -431,7 +543,7 @@ class Queue:
 
     def owed(self) -> Iterator[str]:
         """What the broker still has to deliver before anything else happens."""
-        if not self.reachable or not self.consumers or not self.certain:
+        if not self.reachable or not self.consumers or not self.certain or self.deliveries_paused:
             return
         if self.single_active and self.active is not None:
             free = self.active.spare
@@ -442,7 +554,7 @@ class Queue:
         if free:
             left = self._lanes_of_left_members()
             for copy in self.line():
-                if copy.lane in left:
+                if copy.lane in left or not self.open_for_somebody(copy):
                     continue
                 if copy.presence is not Presence.MAYBE and not copy.may_have_expired(self.vhost.now):
                     yield f"{self.name}: {copy} is ready, and a consumer waits for it"
@@ -474,16 +586,21 @@ class Queue:
         self.copies, self.past = self.past + self.copies, []
         self.past_kill = True
         for copy in self.copies:
+            passed = 0
             if self.kind == "classic" and not copy.message.persistent:
                 copy.leave(NEVER)
             elif copy.held or (copy.gone and copy.gone_at != NEVER and not copy.safe):
                 self._revive(copy)
-            elif copy.ready and not copy.stored:
+            elif not copy.gone and not copy.stored:
                 copy.presence = Presence.MAYBE
+            if not copy.gone and (self.grouped or self.arguments.get("x-delayed")):
+                # Marks of messages behind it may have passed it.
+                copy.flag = Flag.EITHER if copy.flag is Flag.NO else copy.flag
+                passed = 1
             if copy.presence is Presence.MAYBE:
                 self.forgettable.add(copy.message.headers.get("x-deduplication-id", ""))
             # The last return may not be on the disk, and what was held counts as returned.
-            copy.returns = (0, copy.returns[1])
+            copy.returns = (0, copy.returns[1] + passed)
         for identity in self.forgettable & self.remembered.keys():
             self.remembered[identity] = Presence.MAYBE
         self.consumers.clear()
@@ -497,8 +614,19 @@ class Queue:
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
             if not copy.stored:
                 copy.presence = Presence.MAYBE
+            self._wait_for_retry(copy, failed=True, lost=True, certain=False)
         elif copy.gone:
             # Its ack, or the record of its end, may not have reached the disk.
             copy.gone, copy.presence = False, Presence.MAYBE
             copy.flag = Flag.EITHER
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
+
+
+def _told(copy: Copy) -> tuple[tuple[str, str, int], ...]:
+    """Its deaths as clients see them."""
+    return tuple((d.queue, d.reason, d.count) for d in copy.deaths)
+
+
+def in_transaction(copy: Copy) -> bool:
+    """True if an open transaction has settled it."""
+    return copy.holder is not None and any(held.copy is copy for _, _, held in copy.holder[0].tx_settles)

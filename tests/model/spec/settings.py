@@ -63,6 +63,10 @@ def invalid(kind: str, arguments: Mapping[str, Any]) -> bool:
         return True
     if arguments.get("x-overflow", "drop-head") not in OVERFLOWS:
         return True
+    if arguments.get("x-message-groups") and (
+        "x-max-priority" in arguments or arguments.get("x-single-active-consumer")
+    ):
+        return True
     if kind == "quorum" and arguments.get("x-overflow") == "reject-publish-dlx":
         return True
     return "x-dead-letter-routing-key" in arguments and "x-dead-letter-exchange" not in arguments
@@ -106,6 +110,8 @@ class Settings:
     dead_letter_key: str | None = None
     dead_letter_strategy: str = "at-most-once"
     delivery_limit: int | None = None
+    retry_type: str = "disabled"
+    retry_ms: int = 0
 
 
 _KEYS = {
@@ -118,6 +124,8 @@ _KEYS = {
     "dead_letter_key": "dead-letter-routing-key",
     "dead_letter_strategy": "dead-letter-strategy",
     "delivery_limit": "delivery-limit",
+    "retry_type": "delayed-retry-type",
+    "retry_ms": "delayed-retry-min",
 }
 
 

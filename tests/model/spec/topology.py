@@ -192,6 +192,9 @@ class Topology(Letters):
                     for copy in queue.copies
                 )
                 high = sum(not copy.gone or not copy.safe for copy in queue.copies)
+            elif isinstance(queue, Queue):
+                low += len(queue.surely_waiting())
+                high += len(queue.waiting())
             if low:
                 codes = {PRECONDITION_FAILED}
             elif high:
@@ -206,6 +209,9 @@ class Topology(Letters):
         low, high = queue.count()
         if isinstance(queue, Log) or queue.kind == "stream-group":
             return
+        high += len(queue.waiting())
+        if what == "purged":
+            low += len(queue.surely_waiting())
         if not low <= int(answer.message_count) <= high:
             raise Broken(
                 f"{queue.name} was {what} with {answer.message_count} messages where {low} to {high} is right"
@@ -264,7 +270,7 @@ class Topology(Letters):
 
         def purged(answer: Any) -> None:
             self._check_number(queue, answer, "purged")
-            for copy in queue.line():
+            for copy in queue.line() + queue.waiting():
                 late = copy.arrived is None and copy.presence is not Presence.SURE
                 if self._in_its_stream(queue, copy) and not (late and self.broker.nodes > 1):
                     copy.leave(self.step)

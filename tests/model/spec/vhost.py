@@ -55,6 +55,14 @@ class Vhost(Publishes):
         policies[:] = [each for each in policies if each.name != policy.name] + [policy]
         self._policies_changed()
 
+    def pause(self, name: str, what: str, *, paused: bool) -> None:
+        """An operator pauses or resumes a queue. `what` is deliveries or publishes."""
+        queue = self.queues.get(name)
+        if isinstance(queue, Queue) and what == "deliveries":
+            queue.deliveries_paused, queue.paused_at = paused, self.step
+        elif isinstance(queue, Queue):
+            queue.publishes_paused = paused
+
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
         policies = self.operator_policies if operator else self.policies
         policies[:] = [each for each in policies if each.name != name]
