@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import ChannelClosedByBroker
+from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from conformance_tests.broker import Broker
 from conformance_tests.conftest import Connect, Name
@@ -518,9 +518,9 @@ def served(connect: Connect, queue: str) -> Inbox:
     while True:
         try:
             return reader(connect, queue)
-        except ChannelClosedByBroker as closed:
-            up = "running replica" not in closed.reply_text and closed.reply_code != 404
-            if up or time.monotonic() > deadline:
+        except (ChannelClosedByBroker, ConnectionClosedByBroker) as closed:
+            starts = closed.reply_code in (404, 541) or "running replica" in closed.reply_text
+            if not starts or time.monotonic() > deadline:
                 raise
         time.sleep(0.2)
 
