@@ -487,6 +487,7 @@ ROWS: tuple[Argument, ...] = (
         {"stream": 5},
         ignored=_OTHERS_THAN_STREAMS,
         since=versions.STREAMS,
+        policy=PolicyKey(title="filter size. Valid range is 16-255"),
         values=f"{checks.FILTER_BYTES.start} to {checks.FILTER_BYTES.stop - 1}",
         text="no effect: filters are exact",
         example=32,
