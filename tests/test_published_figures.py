@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import report
 from benchmarks.publish import BEGIN, END, README_ROWS, STREAM_ROWS, Incomplete, publish
+from benchmarks.rounds import Outcome
 from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios.scenario import CPU_US
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
@@ -166,6 +169,19 @@ def test_a_second_rabbitmq_has_a_column_of_its_own(pages: Path) -> None:
         agree(pages, name)
     # The target is about the first one.
     assert "**2**" in page and "**4**" not in page
+
+
+def test_a_run_tells_of_all_its_brokers() -> None:
+    scenario = SCENARIOS[0]
+    key = scenario.figures[0].key
+    outcomes = {
+        name: Outcome([{key: value, CPU_US: value}])
+        for name, value in (("mqd", 60.0), ("rabbitmq", 20.0), ("rabbitmq-4.3.6", 10.0))
+    }
+    head, _, line = (each.split() for each in report.table([(scenario, outcomes)]).splitlines()[:3])
+    assert head[2:7] == ["mqd", "rabbitmq", "ratio", "rabbitmq-4.3.6", "ratio"]
+    assert line[2:7] == ["60", "20", "3.00", "10", "6.00"]
+    assert "60 / 20 / 10" in " ".join(line)
 
 
 def lacking(change: str) -> dict[str, Any]:
