@@ -12,7 +12,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 
 .DEFAULT_GOAL := help
 .PHONY: run cluster build release docs reference test test-suite test-conformance page test-pure test-compiled example check \
-	conformance conformance-running clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
+	conformance conformance-rabbitmq conformance-running clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -47,7 +47,7 @@ docs: .venv/docs ## Build the documentation as a site in build/docs/site
 
 help: ## Print this list
 	@awk 'BEGIN { FS = ":.*## " } /^##@ / { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z-]+:.*## / { printf "  %-17s %s\n", $$1, $$2 }' Makefile
+		/^[a-z-]+:.*## / { printf "  %-20s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo 'ARGS="..." goes to the program behind a target; MQD_PURE=1 runs brokers from the source, without compiling.'
 
@@ -104,8 +104,13 @@ conformance: .venv/test ## Run the conformance suite against mqd and, where it i
 	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)
 	$(BIN)/python -m conformance_tests.rabbitmq --if-installed $(ARGS)
 
-# A later RabbitMQ than Debian's, which somebody else has started: amqp://user:password@host:port/, its management API,
-# and its rabbitmqctl with the name of the node.
+# A later RabbitMQ than this Debian's: conformance_tests/README.md makes such a root directory.
+conformance-rabbitmq: .venv/test ## Run the conformance suite against the RabbitMQ of another Debian (RABBITMQ_ROOT=its root directory)
+	@test -n "$(RABBITMQ_ROOT)" || { echo "RABBITMQ_ROOT=DIRECTORY is missing: see conformance_tests/README.md"; exit 1; }
+	$(BIN)/python -m conformance_tests.rabbitmq --root "$(RABBITMQ_ROOT)" $(ARGS)
+
+# One that somebody else has started: amqp://user:password@host:port/, its management API, and its rabbitmqctl with the
+# name of the node.
 conformance-running: .venv/test ## Judge a running RabbitMQ: AMQP_URL=amqp://… HTTP_URL=http://… CTL="rabbitmqctl -n …"
 	$(BIN)/python -m pytest conformance_tests --complete --amqp-url "$(AMQP_URL)" --http-url "$(HTTP_URL)" \
 		--ctl "$(CTL)" $(ARGS)

@@ -7,14 +7,15 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from . import report
-from .brokers import BROKERS, Before, Broker, BrokerFailed, Mqd
+from .brokers import BROKERS, Before, Broker, BrokerFailed, Mqd, RabbitMQ, name_of
 from .ceiling import Ceiling, ceilings
-from .clusters import CLUSTERS
+from .clusters import CLUSTERS, RabbitMQCluster
+from .installation import HERE, Installation
 from .plot import write_plot
 from .pump import Pace
 from .rounds import Outcomes, take_turns
@@ -38,6 +39,12 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--brokers", default="mqd,rabbitmq", help="comma separated (%(default)s)")
     parser.add_argument(
         "--before", type=Path, metavar="BIN", help="another build's programs, to compare with, not RabbitMQ"
+    )
+    parser.add_argument(
+        "--rabbitmq-root",
+        type=Path,
+        metavar="DIR",
+        help="the root directory of another Debian: its RabbitMQ is measured, too (conformance_tests/README.md)",
     )
     found = parser.parse_args()
     if found.before:
@@ -66,8 +73,23 @@ def rounds_of(scenario: Scenario, options: argparse.Namespace) -> int:
     return 1 if options.quick else scenario.rounds or 3
 
 
+Kinds = Mapping[str, Callable[[], Broker]]
+
+
+def with_another(options: argparse.Namespace) -> tuple[Kinds, Kinds]:
+    """The kinds of single nodes and of clusters. Raises BrokerFailed."""
+    if not options.rabbitmq_root:
+        return BROKERS, CLUSTERS
+    other = Installation(options.rabbitmq_root.resolve())
+    if not other.exists:
+        raise BrokerFailed(other.lack)
+    name = name_of(other)
+    options.brokers += f",{name}"
+    return BROKERS | {name: lambda: RabbitMQ(other)}, CLUSTERS | {name: lambda: RabbitMQCluster(other)}
+
+
 def measured(
-    options: argparse.Namespace, kinds: Mapping[str, type[Broker]], scenarios: Sequence[Scenario]
+    options: argparse.Namespace, kinds: Kinds, scenarios: Sequence[Scenario]
 ) -> list[tuple[Scenario, Outcomes]]:
     """All brokers run at the same time, and take turns."""
     with ExitStack() as running:
@@ -109,9 +131,10 @@ def main() -> int:
     )
     results = []
     try:
+        single, clusters = with_another(options)
         for kinds, scenarios in (
-            (BROKERS, [one for one in chosen(options) if one.nodes == 1]),
-            (CLUSTERS, [one for one in chosen(options) if one.nodes > 1]),
+            (single, [one for one in chosen(options) if one.nodes == 1]),
+            (clusters, [one for one in chosen(options) if one.nodes > 1]),
         ):
             if scenarios:
                 results += measured(options, kinds, scenarios)
@@ -136,6 +159,11 @@ def conclude(
         "rounds": options.rounds,
         "brokers": options.brokers,
         "seconds": seconds,
+        "versions": {
+            name_of(one): one.version
+            for one in (HERE, Installation(options.rabbitmq_root or HERE.root))
+            if one.version
+        },
     }
     document = report.write_json(options.out / "bench.json", results, found, settings)
     pictured = not options.before and write_plot(options.out / "bench.png", document["figures"])

@@ -11,15 +11,16 @@ import sys
 import tempfile
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
 from . import processes
 from .client import HOST, Connection, Refused
+from .installation import HERE, SERVER, Installation
 
 START_MAX_S = 180.0
 STOP_MAX_S = 30.0
-RABBITMQ_SERVER = Path("/usr/lib/rabbitmq/bin/rabbitmq-server")
 
 
 class BrokerFailed(Exception):
@@ -79,13 +80,16 @@ class OneNode(Broker):
         self._process: subprocess.Popen[bytes] | None = None
         self._pids: list[int] = []
 
+    def _new_directory(self, prefix: str) -> Path:
+        return Path(tempfile.mkdtemp(prefix=prefix))
+
     @abstractmethod
     def _command(self) -> tuple[list[str], dict[str, str]]:
         """The command to run, and additions to our environment. Called with a new directory and port."""
 
     def start(self) -> float:
         """Return the seconds from exec until a client had opened a connection and a channel."""
-        self.directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name}-"))
+        self.directory = self._new_directory(f"bench-{self.name}-")
         self.port = free_port()
         command, environment = self._command()
         with (self.directory / "output").open("wb") as output:
@@ -179,33 +183,36 @@ class RabbitMQ(OneNode):
 
     name = "rabbitmq"
 
-    def __init__(self) -> None:
+    def __init__(self, installation: Installation = HERE) -> None:
         super().__init__()
+        self.installation = installation
+        self.name = name_of(installation)
         self._epmd: subprocess.Popen[bytes] | None = None
         self._epmd_port = 0
 
+    def _new_directory(self, prefix: str) -> Path:
+        return self.installation.new_directory(prefix)
+
     def _command(self) -> tuple[list[str], dict[str, str]]:
-        if not RABBITMQ_SERVER.exists():
-            raise BrokerFailed(
-                f"{RABBITMQ_SERVER} is missing: apt-get install rabbitmq-server, or --brokers mqd"
-            )
+        if not self.installation.exists:
+            raise BrokerFailed(f"{self.installation.lack}, or --brokers mqd")
         self._start_epmd()
-        here = self.directory
-        (here / "rabbitmq.conf").write_text(f"listeners.tcp.1 = {HOST}:{self.port}\n")
-        (here / "rabbitmq-env.conf").write_text("")
-        (here / "enabled_plugins").write_text("[].\n")
-        return [str(RABBITMQ_SERVER)], {
-            "HOME": str(here),
+        (self.directory / "rabbitmq.conf").write_text(f"listeners.tcp.1 = {HOST}:{self.port}\n")
+        (self.directory / "rabbitmq-env.conf").write_text("")
+        (self.directory / "enabled_plugins").write_text("[].\n")
+        here = self.installation.seen(self.directory)
+        return self.installation.command(SERVER), {
+            "HOME": here,
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_EPMD_PORT": str(self._epmd_port),
             "RABBITMQ_NODENAME": "rabbit_bench@localhost",
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(free_port()),
-            "RABBITMQ_CONF_ENV_FILE": str(here / "rabbitmq-env.conf"),
-            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
-            "RABBITMQ_MNESIA_BASE": str(here / "mnesia"),
-            "RABBITMQ_LOG_BASE": str(here / "log"),
+            "RABBITMQ_CONF_ENV_FILE": f"{here}/rabbitmq-env.conf",
+            "RABBITMQ_CONFIG_FILE": f"{here}/rabbitmq.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{here}/enabled_plugins",
+            "RABBITMQ_MNESIA_BASE": f"{here}/mnesia",
+            "RABBITMQ_LOG_BASE": f"{here}/log",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1}",
         }
 
@@ -216,7 +223,7 @@ class RabbitMQ(OneNode):
         if self._epmd is None:
             self._epmd_port = free_port()
             self._epmd = subprocess.Popen(
-                ["epmd", "-address", HOST, "-port", str(self._epmd_port)],
+                self.installation.command("epmd", "-address", HOST, "-port", str(self._epmd_port)),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -230,4 +237,9 @@ class RabbitMQ(OneNode):
             self._epmd = None
 
 
-BROKERS: dict[str, type[Broker]] = {one.name: one for one in (Mqd, Before, RabbitMQ)}
+def name_of(installation: Installation) -> str:
+    """A second RabbitMQ has its version in its name."""
+    return RabbitMQ.name if installation == HERE else f"{RabbitMQ.name}-{installation.version}"
+
+
+BROKERS: dict[str, Callable[[], Broker]] = {one.name: one for one in (Mqd, Before, RabbitMQ)}

@@ -16,8 +16,9 @@ from pathlib import Path
 from typing import Any
 
 from . import processes
-from .brokers import START_MAX_S, STOP_MAX_S, Before, Broker, BrokerFailed, Mqd, free_port
+from .brokers import START_MAX_S, STOP_MAX_S, Before, Broker, BrokerFailed, Mqd, RabbitMQ, free_port, name_of
 from .client import HOST, Connection, Refused
+from .installation import HERE, Installation
 from .rabbitmq_cluster import RabbitNode, RabbitNodes
 
 NAMES = ("n1", "n2", "n3")
@@ -168,14 +169,14 @@ class BeforeCluster(MqdCluster):
 
 
 class RabbitMQCluster(Cluster):
-    name = "rabbitmq"
-
-    def __init__(self) -> None:
+    def __init__(self, installation: Installation = HERE) -> None:
+        self.name = name_of(installation)
+        self._installation = installation
         self._nodes: RabbitNodes | None = None
         self.ports = []
 
     def start(self) -> float:
-        self._nodes = RabbitNodes(NAMES)
+        self._nodes = RabbitNodes(NAMES, self._installation)
         self.ports = [node.port for node in self._nodes.nodes]
         self.port = self.ports[0]
         began = time.perf_counter()
@@ -209,4 +210,8 @@ class RabbitMQCluster(Cluster):
             self._nodes = None
 
 
-CLUSTERS: dict[str, type[Cluster]] = {one.name: one for one in (MqdCluster, BeforeCluster, RabbitMQCluster)}
+CLUSTERS: dict[str, Callable[[], Broker]] = {
+    MqdCluster.name: MqdCluster,
+    BeforeCluster.name: BeforeCluster,
+    RabbitMQ.name: RabbitMQCluster,
+}

@@ -40,11 +40,16 @@ def write_plot(path: Path, records: Sequence[Record]) -> bool:
             ratio, place, f" {ratio:.2f} ", va="center", ha="left" if ratio >= 1 else "right", fontsize=8
         )
         _bar_tick(axes, record, place)
+        _other_dots(axes, record, place)
     axes.set_yticks(list(places), [_label(record) for record, _ in compared], fontsize=8)
     axes.set_xscale("log")
     axes.set_xlim(min(0.05, *ratios) / 2, max(10, *ratios) * 2)
     axes.axvline(1, color="black", linewidth=0.8)
-    axes.set_xlabel("mqd / RabbitMQ in one run (medians); tick: what is wanted; green: as wanted, red: not")
+    others = ", ".join(sorted({name for record, _ in compared for name in _others(record)}))
+    dots = f"; dot: mqd / {others}" if others else ""
+    axes.set_xlabel(
+        f"mqd / RabbitMQ in one run (medians){dots}; tick: what is wanted; green: as wanted, red: not"
+    )
     figure.savefig(path, dpi=130)
     pyplot.close(figure)
     return True
@@ -56,6 +61,17 @@ def _bar_tick(axes: Axes, record: Record, place: int) -> None:
     if bar and bar.startswith("ratio"):
         limit = float(bar.split()[-1])
         axes.plot([limit, limit], [place - 0.42, place + 0.42], color="black", linewidth=1.6)
+
+
+def _others(record: Record) -> list[str]:
+    """A second RabbitMQ, whose name has its version."""
+    return [name for name in record if name.startswith("rabbitmq-")]
+
+
+def _other_dots(axes: Axes, record: Record, place: int) -> None:
+    for name in _others(record):
+        if record["mqd"] and record[name]:
+            axes.plot([record["mqd"] / record[name]], [place], "o", color="black", markersize=3)
 
 
 def _label(record: Record) -> str:

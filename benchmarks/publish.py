@@ -53,8 +53,7 @@ STREAM_ROWS = (
     ("group-members", "msg/s, group", "a group of four members over eight partitions (msg/s)"),
     ("cluster-stream", "append msg/s", "three nodes: append, confirmed, one publisher (msg/s)"),
 )
-HEAD = "| | mqd | RabbitMQ | times better | times less CPU |\n| --- | ---: | ---: | ---: | ---: |"
-LONG_HEAD = "| | | mqd | RabbitMQ | ratio | wanted | CPU µs, mqd / RabbitMQ |\n| --- | --- | ---: | ---: | ---: | --- | ---: |"
+PEER = "rabbitmq"
 
 Document = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -68,7 +67,8 @@ def check(document: Document) -> None:
     """Raises Incomplete."""
     if document["settings"]["quick"]:
         raise Incomplete("it is of --quick")
-    if document["settings"]["brokers"] != "mqd,rabbitmq":
+    mqd, _, peers = document["settings"]["brokers"].partition(",")
+    if mqd != "mqd" or not re.fullmatch(rf"{PEER}(,{PEER}-[^,]+)?", peers):
         raise Incomplete(f"it is of the brokers {document['settings']['brokers']}")
     found = {record["scenario"] for record in document["figures"] if record["mqd"] is not None}
     missing = [scenario.name for scenario in SCENARIOS if scenario.name not in found]
@@ -76,50 +76,90 @@ def check(document: Document) -> None:
         raise Incomplete(f"it has no figures of {', '.join(missing)}")
 
 
+def peers_of(document: Document) -> list[str]:
+    return str(document["settings"]["brokers"]).split(",")[1:]
+
+
+def titles_of(document: Document) -> list[str]:
+    """Return the names of the peers in a table: with versions, if there are two of them."""
+    peers = peers_of(document)
+    versions = document["settings"].get("versions", {})
+    return [f"RabbitMQ {versions[peer]}" for peer in peers] if len(peers) > 1 else ["RabbitMQ"]
+
+
+def head(document: Document) -> str:
+    columns = ["", "mqd", *titles_of(document), "times better", "times less CPU"]
+    return _heading(columns, ["---", *["---:"] * (len(columns) - 1)])
+
+
+def long_head(document: Document) -> str:
+    titles = titles_of(document)
+    beside = [cell for title in titles for cell in (title, "ratio")]
+    columns = ["", "", "mqd", *beside, "wanted", f"CPU µs, {' / '.join(['mqd', *titles])}"]
+    return _heading(columns, ["---", "---", "---:", *["---:"] * len(beside), "---", "---:"])
+
+
+def _heading(columns: Sequence[str], marks: Sequence[str]) -> str:
+    names = " | ".join(columns).replace("|  |", "| |").strip()
+    return f"| {names} |\n| {' | '.join(marks)} |"
+
+
 def short_table(document: Document, rows: Sequence[tuple[str, str, str]]) -> str:
     by_name = {(record["scenario"], record["figure"]): record for record in document["figures"]}
-    lines = [HEAD]
+    peers = peers_of(document)
+    lines = [head(document)]
     for scenario, figure, title in rows:
         record = by_name[scenario, figure]
-        lines.append(f"| {title} | {_values(record)} | {_better(record)} | {_less_cpu(document, scenario)} |")
+        values = " | ".join(number(record.get(broker)) for broker in ("mqd", *peers))
+        better = _together([_better(record, peer) for peer in peers])
+        less_cpu = _together([_less_cpu(document, scenario, peer) for peer in peers])
+        lines.append(f"| {title} | {values} | {better} | {less_cpu} |")
     return "\n".join([*lines, "", _run(document)])
 
 
 def long_table(document: Document) -> str:
-    lines = [LONG_HEAD]
+    peers = peers_of(document)
+    lines = [long_head(document)]
     before = None
     for record in document["figures"]:
         scenario = record["scenario"]
         first = scenario != before
         before = scenario
         title, cpu = (record["title"], _cpu(document, scenario)) if first else ("", "")
+        beside = " | ".join(f"{number(record.get(peer))} | {_ratio(record, peer)}" for peer in peers)
         lines.append(
-            f"| {title} | {record['figure']} | {_values(record)} | {_ratio(record)} | {record['bar'] or ''} | {cpu} |"
+            f"| {title} | {record['figure']} | {number(record['mqd'])} | {beside} | {record['bar'] or ''} | {cpu} |"
         )
     return "\n".join([_run(document), "", *lines, "", _missed(document)])
 
 
-def _values(record: Record) -> str:
-    return f"{number(record['mqd'])} | {number(record['rabbitmq'])}"
+def ratio_to(record: Record, peer: str) -> float | None:
+    mqd, other = record["mqd"], record.get(peer)
+    return mqd / other if mqd is not None and other else None
 
 
-def _ratio(record: Record) -> str:
-    """Bold if mqd misses the target."""
-    told = number(record["ratio"]) if record["ratio"] is not None else ""
-    return f"**{told}**" if told and record["met"] is False else told
+def _ratio(record: Record, peer: str) -> str:
+    """Bold if mqd misses the target, which is about the first peer."""
+    ratio = ratio_to(record, peer)
+    told = number(ratio) if ratio is not None else ""
+    return f"**{told}**" if told and peer == PEER and record["met"] is False else told
 
 
-def _better(record: Record) -> str:
+def _better(record: Record, peer: str) -> str:
     """Return how many times better mqd is, also where less is better: then the target is an upper limit."""
-    ratio = record["ratio"]
+    ratio = ratio_to(record, peer)
     if not ratio:
         return ""
     return number(1 / ratio if "≤" in (record["bar"] or "") else ratio)
 
 
-def _less_cpu(document: Document, scenario: str) -> str:
-    own, other = (_median_cpu(document, scenario, broker) for broker in ("mqd", "rabbitmq"))
+def _less_cpu(document: Document, scenario: str, peer: str) -> str:
+    own, other = (_median_cpu(document, scenario, broker) for broker in ("mqd", peer))
     return number(other / own) if own and other else ""
+
+
+def _together(cells: Sequence[str]) -> str:
+    return " / ".join(cell or "-" for cell in cells) if any(cells) else ""
 
 
 def _median_cpu(document: Document, scenario: str, broker: str) -> float | None:
@@ -129,9 +169,8 @@ def _median_cpu(document: Document, scenario: str, broker: str) -> float | None:
 
 
 def _cpu(document: Document, scenario: str) -> str:
-    found = [_median_cpu(document, scenario, broker) for broker in ("mqd", "rabbitmq")]
-    medians = [number(each) for each in found]
-    return "" if medians == ["-", "-"] else " / ".join(medians)
+    found = [_median_cpu(document, scenario, broker) for broker in ("mqd", *peers_of(document))]
+    return " / ".join(map(number, found)) if any(found) else ""
 
 
 def _run(document: Document) -> str:

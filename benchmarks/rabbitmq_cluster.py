@@ -14,15 +14,15 @@ import select
 import shutil
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from . import processes
-from .brokers import RABBITMQ_SERVER, BrokerFailed, free_port
+from .brokers import BrokerFailed, free_port
 from .client import HOST, Connection, Refused
+from .installation import HERE, SERVER, Installation
 
 START_MAX_S = 120.0
 STOP_MAX_S = 60.0
@@ -82,29 +82,30 @@ class RabbitNode:
         )
         (here / "rabbitmq-env.conf").write_text("")
         (here / "enabled_plugins").write_text("[].\n")
+        seen = cluster.installation.seen(here)
         octets = self.address.replace(".", ",")
         arguments = (
             f"-kernel inet_dist_use_interface {{{octets}}} "
             f"-kernel inet_dist_connect_options [{{ip,{{{octets}}}}}] -kernel net_ticktime {TICK_S}"
         )
         environment = {
-            "HOME": str(cluster.directory),
+            "HOME": cluster.installation.seen(cluster.directory),
             "ERL_EPMD_ADDRESS": cluster.addresses,
             "ERL_EPMD_PORT": str(cluster.epmd_port),
             "RABBITMQ_USE_LONGNAME": "true",
             "RABBITMQ_NODENAME": self.erlang_name,
             "RABBITMQ_NODE_PORT": str(self.port),
             "RABBITMQ_DIST_PORT": str(self._dist_port),
-            "RABBITMQ_CONF_ENV_FILE": str(here / "rabbitmq-env.conf"),
-            "RABBITMQ_CONFIG_FILE": str(here / "rabbitmq.conf"),
-            "RABBITMQ_ENABLED_PLUGINS_FILE": str(here / "enabled_plugins"),
-            "RABBITMQ_MNESIA_BASE": str(self.data),
-            "RABBITMQ_LOG_BASE": str(here / "log"),
+            "RABBITMQ_CONF_ENV_FILE": f"{seen}/rabbitmq-env.conf",
+            "RABBITMQ_CONFIG_FILE": f"{seen}/rabbitmq.conf",
+            "RABBITMQ_ENABLED_PLUGINS_FILE": f"{seen}/enabled_plugins",
+            "RABBITMQ_MNESIA_BASE": cluster.installation.seen(self.data),
+            "RABBITMQ_LOG_BASE": f"{seen}/log",
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": arguments,
         }
         with (here / "output").open("ab") as output:
             self._process = subprocess.Popen(
-                [str(RABBITMQ_SERVER)],
+                cluster.installation.command(SERVER),
                 env=os.environ | environment | self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=output,
@@ -168,10 +169,11 @@ class RabbitNode:
 class RabbitNodes:
     """The nodes of one cluster, their port mapper, and the process that asks."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        if not RABBITMQ_SERVER.exists():
-            raise BrokerFailed(f"{RABBITMQ_SERVER} is missing: apt-get install rabbitmq-server")
-        self.directory = Path(tempfile.mkdtemp(prefix="rabbitmq-nodes-"))
+    def __init__(self, names: Sequence[str], installation: Installation = HERE) -> None:
+        if not installation.exists:
+            raise BrokerFailed(installation.lack)
+        self.installation = installation
+        self.directory = installation.new_directory("rabbitmq-nodes-")
         cookie = self.directory / ".erlang.cookie"
         cookie.write_text(secrets.token_hex(16))
         cookie.chmod(0o400)
@@ -186,15 +188,22 @@ class RabbitNodes:
     def start(self) -> None:
         """Start all of them, as one cluster."""
         self._epmd = subprocess.Popen(
-            ["epmd", "-address", self.addresses, "-port", str(self.epmd_port)],
+            self.installation.command("epmd", "-address", self.addresses, "-port", str(self.epmd_port)),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )
-        # The first founds the cluster, the others find it.
-        for node in self.nodes:
-            node.launch()
-            node.ready()
+        if self.installation.version.startswith("3."):
+            # The first founds the cluster, the others find it.
+            for node in self.nodes:
+                node.launch()
+                node.ready()
+        else:
+            # The first one waits a minute for the others, and they for it.
+            for node in self.nodes:
+                node.launch()
+            for node in self.nodes:
+                node.ready()
         self.wait_formed()
 
     def wait_formed(self, within_s: float = START_MAX_S) -> None:
@@ -230,11 +239,13 @@ class RabbitNodes:
         cookie = (self.directory / ".erlang.cookie").read_text()
         name = f"ask{os.getpid()}@{HOST}"
         return subprocess.Popen(
-            ["erl", "-noshell", "-hidden", "-name", name, "-setcookie", cookie]
-            + ["-kernel", "inet_dist_use_interface", "{127,0,0,1}", "-eval", _ASKED],
+            self.installation.command(
+                *("erl", "-noshell", "-hidden", "-name", name, "-setcookie", cookie),
+                *("-kernel", "inet_dist_use_interface", "{127,0,0,1}", "-eval", _ASKED),
+            ),
             env=os.environ
             | {
-                "HOME": str(self.directory),
+                "HOME": self.installation.seen(self.directory),
                 "ERL_EPMD_PORT": str(self.epmd_port),
                 "ERL_EPMD_ADDRESS": HOST,
             },

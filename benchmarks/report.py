@@ -20,7 +20,8 @@ MQD = Mqd.name
 # With more than this, a machine of two cores measures its neighbours.
 QUIET_CORES = 0.15
 NONE = Outcome(failure="not run")
-RIGHT = (2, 3, 4)
+#: The first column that is aligned to the right.
+FIRST_NUMBER = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +33,12 @@ class Row:
     @property
     def peer(self) -> str:
         """The broker with which mqd is compared."""
-        return Before.name if Before.name in self.outcomes else RabbitMQ.name
+        return next((name for name in self.outcomes if name != MQD), RabbitMQ.name)
+
+    @property
+    def others(self) -> list[str]:
+        """Brokers that are measured beside these two."""
+        return [name for name in self.outcomes if name not in (MQD, self.peer)]
 
     @property
     def bar(self) -> Bar | None:
@@ -44,8 +50,11 @@ class Row:
 
     @property
     def ratio(self) -> float | None:
-        mqd, peer = self.value(MQD), self.value(self.peer)
-        return mqd / peer if mqd is not None and peer else None
+        return self.ratio_to(self.peer)
+
+    def ratio_to(self, broker: str) -> float | None:
+        mqd, other = self.value(MQD), self.value(broker)
+        return mqd / other if mqd is not None and other else None
 
     @property
     def met(self) -> bool | None:
@@ -61,22 +70,27 @@ def rows(results: Sequence[tuple[Scenario, Outcomes]]) -> Iterator[Row]:
 
 def table(results: Sequence[tuple[Scenario, Outcomes]]) -> str:
     found = list(rows(results))
-    peer = found[0].peer if found else RabbitMQ.name
-    lines = [_head(peer), *map(_cells, found)]
+    peer, others = (found[0].peer, found[0].others) if found else (RabbitMQ.name, [])
+    lines = [_head(peer, others), *map(_cells, found)]
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines.insert(1, tuple("-" * width for width in widths))
+    numbers = range(FIRST_NUMBER, FIRST_NUMBER + 3 + 2 * len(others))
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if i in RIGHT else cell.ljust(width)
+            cell.rjust(width) if i in numbers else cell.ljust(width)
             for i, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines
     )
 
 
-def _head(peer: str) -> tuple[str, ...]:
-    both = f"mqd / {peer}"
-    return ("scenario", "figure", MQD, peer, "ratio", "bar", "", f"CPU µs {both}", f"RSS MiB {both}")
+def _head(peer: str, others: Sequence[str]) -> tuple[str, ...]:
+    all_of_them = " / ".join((MQD, peer, *others))
+    return (
+        *("scenario", "figure", MQD, peer, "ratio"),
+        *(cell for other in others for cell in (other, "ratio")),
+        *("bar", "", f"CPU µs {all_of_them}", f"RSS MiB {all_of_them}"),
+    )
 
 
 def _cells(row: Row) -> tuple[str, ...]:
@@ -85,17 +99,21 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.scenario.name if first else "",
         row.figure.label,
         number(row.value(MQD)),
-        number(row.value(row.peer)),
-        "-" if row.ratio is None else f"{row.ratio:.2f}",
+        *(cell for broker in (row.peer, *row.others) for cell in _beside(row, broker)),
         str(row.bar or ""),
         {None: "", True: "met", False: "MISSED"}[row.met],
-        _pair(row, CPU_US) if first else "",
-        _pair(row, RSS_MIB) if first else "",
+        _each(row, CPU_US) if first else "",
+        _each(row, RSS_MIB) if first else "",
     )
 
 
-def _pair(row: Row, key: str) -> str:
-    return f"{number(row.value(MQD, key))} / {number(row.value(row.peer, key))}"
+def _beside(row: Row, broker: str) -> tuple[str, str]:
+    ratio = row.ratio_to(broker)
+    return number(row.value(broker)), "-" if ratio is None else f"{ratio:.2f}"
+
+
+def _each(row: Row, key: str) -> str:
+    return " / ".join(number(row.value(broker, key)) for broker in (MQD, row.peer, *row.others))
 
 
 def number(value: float | None) -> str:
@@ -165,6 +183,7 @@ def _record(row: Row) -> dict[str, Any]:
         "figure": row.figure.label,
         "mqd": row.value(MQD),
         row.peer: row.value(row.peer),
+        **{other: row.value(other) for other in row.others},
         "ratio": row.ratio,
         "bar": str(row.bar) if row.bar else None,
         "met": row.met,

@@ -32,12 +32,13 @@ def beside(
             own.stop()
         return
     # Only the judge of RabbitMQ needs benchmarks.
-    from benchmarks.brokers import RABBITMQ_SERVER
-    from conformance_tests.rabbitmq import MANAGEMENT, JudgedRabbitMQ, installed_version
+    from benchmarks.installation import Installation
+    from conformance_tests.rabbitmq import MANAGEMENT, JudgedRabbitMQ
 
-    if broker.product != "RabbitMQ" or not RABBITMQ_SERVER.exists() or installed_version() != broker.version:
+    installation = Installation(broker.rabbitmq_root)
+    if broker.product != "RabbitMQ" or installation.version != broker.version:
         pytest.skip("needs a broker of its own, with options that it is started with")
-    rabbitmq = JudgedRabbitMQ((MANAGEMENT, *plugins))
+    rabbitmq = JudgedRabbitMQ((MANAGEMENT, *plugins), installation)
     rabbitmq.settings = tuple(settings)
     try:
         rabbitmq.start()

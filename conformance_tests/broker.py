@@ -17,6 +17,7 @@ from conformance_tests.ports import HOST, free_ports
 from conformance_tests.wire import RawClient
 
 CTL_S = 60.0
+SYSTEM = Path("/")
 
 
 class CtlError(Exception):
@@ -30,6 +31,8 @@ class Broker(Protocol):
     product: str
     version: str
     is_mqd: bool
+    #: Where other brokers of this kind come from, if it is a RabbitMQ.
+    rabbitmq_root: Path
 
     @property
     def has_ctl(self) -> bool: ...
@@ -60,13 +63,16 @@ def run_ctl(command: list[str]) -> str:
 class ForeignBroker:
     """Any broker behind a URL, with rabbitmqctl or a similar command if `--ctl` was given."""
 
-    def __init__(self, url: str, ctl: str | None, http_url: str | None = None) -> None:
+    def __init__(
+        self, url: str, ctl: str | None, http_url: str | None = None, rabbitmq_root: Path = SYSTEM
+    ) -> None:
         self.url = url
+        self.rabbitmq_root = rabbitmq_root
         self.http_url = http_url or ""
         self.product, self.version = recognise(url)
         self.is_mqd = self.product == "mqd"
         self._ctl = shlex.split(ctl) if ctl else []
-        if self._ctl and Path(self._ctl[0]).name == "rabbitmqctl":
+        if any(Path(word).name == "rabbitmqctl" for word in self._ctl):
             self._ctl.append("-q")
 
     @property
@@ -93,6 +99,8 @@ class ForeignBroker:
 
 class OwnBroker:
     """The `mqd` of this environment, with its own data directory."""
+
+    rabbitmq_root = SYSTEM
 
     def __init__(self, options: Sequence[str] = ()) -> None:
         self._options = options

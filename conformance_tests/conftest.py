@@ -15,7 +15,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests import examples, not_judged
 from conformance_tests.api import Api
-from conformance_tests.broker import Broker, ForeignBroker, OwnBroker
+from conformance_tests.broker import SYSTEM, Broker, ForeignBroker, OwnBroker
 from conformance_tests.features import Features
 from conformance_tests.patience import brief, open_connection, patient
 from conformance_tests.wire import RawClient
@@ -46,6 +46,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption("--http-url", default=None, help="its management API, http://user:password@host:port")
     group.addoption("--ctl", default=None, help="its control command, e.g. 'rabbitmqctl -n rabbit@localhost'")
+    group.addoption(
+        "--rabbitmq-root",
+        type=Path,
+        default=SYSTEM,
+        help="the root directory in which that RabbitMQ is installed",
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -75,7 +81,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def broker(pytestconfig: pytest.Config) -> Iterator[Broker]:
     url = pytestconfig.getoption("--amqp-url")
     ctl, http_url = pytestconfig.getoption("--ctl"), pytestconfig.getoption("--http-url")
-    broker: Broker = ForeignBroker(url, ctl, http_url) if url else OwnBroker()
+    root = pytestconfig.getoption("--rabbitmq-root")
+    broker: Broker = ForeignBroker(url, ctl, http_url, root) if url else OwnBroker()
     pytestconfig.stash[BROKER] = broker
     yield broker
     broker.stop()

@@ -5,7 +5,7 @@ either of two. Beside a name with `+` there is `NAME_details` with a rate. A nam
 missing.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 TYPES: dict[str, tuple[type, ...]] = {
     "i": (int,),
@@ -144,16 +144,42 @@ MQD_LACKS = frozenset(
 )
 
 
-def faults(row: dict[str, Any], shape: str, lacks: frozenset[str] = frozenset()) -> list[str]:
+#: What RabbitMQ 4 has no longer. Fields without a value are left out of its lists.
+RABBITMQ4_LACKS = frozenset(
+    [
+        "backing_queue_status",
+        "global_prefetch_count",
+        "message_bytes_paged_out",
+        "messages_paged_out",
+        "recoverable_slaves",
+        "release_series_support_status",
+    ]
+)
+
+
+class Lacks(NamedTuple):
+    """What a broker does not tell."""
+
+    fields: frozenset[str] = frozenset()
+    #: Fields that may be null may be missing.
+    nulls: bool = False
+
+
+MQD = Lacks(MQD_LACKS)
+RABBITMQ4 = Lacks(RABBITMQ4_LACKS, nulls=True)
+NOTHING = Lacks()
+
+
+def faults(row: dict[str, Any], shape: str, lacks: Lacks = NOTHING) -> list[str]:
     """Return the faults of a row: fields that are missing, have another type, or should not be there."""
     found: list[str] = []
     for field in shape.split():
         name, _, kinds = field.partition(":")
-        optional = name.startswith("?")
+        optional = name.startswith("?") or (lacks.nulls and "n" in kinds)
         name = name.removeprefix("?")
         counted = name.endswith("+")
         name = name.removesuffix("+")
-        if name in lacks:
+        if name in lacks.fields:
             if name in row:
                 found.append(f"{name} is there")
             continue

@@ -85,6 +85,13 @@ def test_a_listener_that_there_is_and_one_that_there_is_not(api: Api, broker: Br
     assert "amqp" in answer.json["protocols"]
 
 
+def test_listeners_of_several_protocols(api: Api) -> None:
+    assert api.ask("GET", "health/checks/protocol-listener/amqp,http").status == 200
+    answer = api.ask("GET", "health/checks/protocol-listener/amqp,mqtt")
+    assert (answer.status, answer.json["missing"]) == (503, ["mqtt"])
+    assert {"amqp", "http"} <= set(answer.json["protocols"])
+
+
 def test_units_of_time(api: Api) -> None:
     assert api.ask("GET", "health/checks/certificate-expiration/x/weeks").status == 400
     assert api.ask("GET", "health/checks/certificate-expiration/1/moons").status == 400

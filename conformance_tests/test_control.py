@@ -117,6 +117,9 @@ def test_json(client: RawClient, ctl: Ctl, name: Name) -> None:
     assert {"user": "guest", "tags": ["administrator"]} in users
 
 
+TYPED = [["x-queue-type", "longstr", "classic"]]
+
+
 def without_types(row: dict[str, object]) -> dict[str, object]:
-    """RabbitMQ shows an empty table as an empty array."""
-    return row | {"arguments": row["arguments"] or {}}
+    """RabbitMQ shows a table as an array, and RabbitMQ 4 adds the type of a queue to its arguments."""
+    return row | {"arguments": {} if row["arguments"] == TYPED else row["arguments"] or {}}

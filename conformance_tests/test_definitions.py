@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,7 @@ from pika.exceptions import (
 
 from conformance_tests.api import Api
 from conformance_tests.conftest import Connect, Name
-from conformance_tests.expect import eventually
+from conformance_tests.expect import check_close, eventually
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 
@@ -277,7 +278,7 @@ def test_limits_of_a_user(api: Api, connect: Connect, vhost: str, user: str) -> 
             connection.channel()
             connection.process_data_events(0.05)
     assert refused.value.args[0] == 530
-    assert "has reached the maximum allowed user limit of (2)" in refused.value.args[1]
+    assert re.search(r"has reached the maximum allowed user limit of (\(2\)|2)$", refused.value.args[1])
     assert api.ask("DELETE", f"{path}/all").status == 204
     assert api.ask("GET", path).json == []
     answer = api.ask("PUT", f"{path}/nosuch", {"value": 5})
@@ -314,10 +315,12 @@ def test_topic_permissions(api: Api, connect: Connect, vhost: str, user: str) ->
     assert [channel.basic_get(queue, auto_ack=True)[2] for _ in range(2)] == [b"1", b"2"]
     with pytest.raises(ChannelClosedByBroker) as refused:
         channel.basic_publish("amq.topic", "a.other", b"")
-    assert (refused.value.reply_code, refused.value.reply_text) == (
+    topic = rf"'a\.other' in exchange 'amq.topic' in vhost '{vhost}' refused for user '{user}'"
+    check_close(
+        refused.value.reply_code,
+        refused.value.reply_text,
         403,
-        f"ACCESS_REFUSED - access to topic 'a.other' in exchange 'amq.topic' in vhost '{vhost}' "
-        f"refused for user '{user}'",
+        f"^ACCESS_REFUSED - (write )?access to topic {topic}$",
     )
     with pytest.raises(ChannelClosedByBroker) as refused:
         connection.channel().queue_bind(queue, "amq.topic", "c.#")
@@ -348,10 +351,12 @@ def test_topic_permissions_apply_to_further_keys(
     assert [channel.basic_get(queue, auto_ack=True)[2] for _ in range(2)] == [b"permitted", b"direct"]
     with pytest.raises(ChannelClosedByBroker) as refused:
         channel.basic_publish("amq.topic", "a", b"", pika.BasicProperties(headers={header: ["a.1", "b"]}))
-    assert (refused.value.reply_code, refused.value.reply_text) == (
+    topic = f"'b' in exchange 'amq.topic' in vhost '{vhost}' refused for user '{user}'"
+    check_close(
+        refused.value.reply_code,
+        refused.value.reply_text,
         403,
-        f"ACCESS_REFUSED - access to topic 'b' in exchange 'amq.topic' in vhost '{vhost}' "
-        f"refused for user '{user}'",
+        f"^ACCESS_REFUSED - (write )?access to topic {topic}$",
     )
     assert connection.channel().queue_declare(queue, passive=True).method.message_count == 0
 

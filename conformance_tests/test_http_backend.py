@@ -13,6 +13,7 @@ import pytest
 from conformance_tests.api import Api
 from conformance_tests.beside import Place, beside
 from conformance_tests.broker import Broker
+from conformance_tests.expect import check_close
 from conformance_tests.http_backend import PATHS, Asked, Backend
 from conformance_tests.patience import patient
 
@@ -104,16 +105,16 @@ def test_what_is_refused(place: Place, asked: Backend) -> None:
     asked.permits = lambda each: each.path == "vhost" or each.parameters.get("permission") == "write"
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
         connection.channel().queue_declare("refused")
-    refused = "ACCESS_REFUSED - access to queue 'refused' in vhost '/' refused for user 'anna'"
-    assert (closed.value.reply_code, closed.value.reply_text) == (403, refused)
+    refused = r"ACCESS_REFUSED - (configure )?access to queue 'refused' in vhost '/' refused for user 'anna'"
+    check_close(closed.value.reply_code, closed.value.reply_text, 403, f"^{refused}$")
     asked.permits = lambda each: each.path != "topic"
     with pytest.raises(pika.exceptions.ChannelClosedByBroker) as closed:
         channel = connection.channel()
         channel.confirm_delivery()
         channel.basic_publish("amq.topic", "no.key", b"tea")
-    assert closed.value.reply_code == 403
-    assert closed.value.reply_text == (
-        "ACCESS_REFUSED - access to topic 'no.key' in exchange 'amq.topic' in vhost '/' refused for user 'anna'"
+    refused = r"access to topic 'no\.key' in exchange 'amq.topic' in vhost '/' refused for user 'anna'"
+    check_close(
+        closed.value.reply_code, closed.value.reply_text, 403, f"^ACCESS_REFUSED - (write )?{refused}$"
     )
     connection.close()
 

@@ -11,6 +11,7 @@ from pika.exceptions import ChannelClosedByBroker, ConnectionClosedByBroker
 
 from conformance_tests.api import Answer, Api
 from conformance_tests.conftest import Connect, Name
+from conformance_tests.expect import check_close
 
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 
@@ -92,7 +93,9 @@ def test_no_more_queues_by_definitions(
     assert post(api, vhost, there).status == 204
     answer = post(api, vhost, there | {"name": "new"})
     assert answer.status == 400
-    assert refusal(vhost, "new") in answer.json["reason"]
+    # RabbitMQ counts the queues of the file first, 3.10 only for one virtual host.
+    counted = f'Adding 1 queue(s) to virtual host "{vhost}" would exceed the limit of 1 queue(s).'
+    assert any(text in answer.json["reason"] for text in (refusal(vhost, "new"), counted))
     with pytest.raises(ChannelClosedByBroker, match="no queue 'new'"):
         channel.queue_declare("new", passive=True)
 
@@ -114,10 +117,9 @@ def test_no_channel_for_a_user(api: Api, connect: Connect, vhost: str, name: Nam
         connection = connect(user=user, vhost=vhost)
         with pytest.raises(ConnectionClosedByBroker) as refused:
             connection.channel()
-        assert (refused.value.reply_code, refused.value.reply_text) == (
-            530,
-            f"NOT_ALLOWED - number of channels opened for user '{user}' has reached the maximum allowed user limit "
-            "of (0)",
+        text = f"number of channels opened for user '{user}' has reached the maximum allowed user limit of"
+        check_close(
+            refused.value.reply_code, refused.value.reply_text, 530, rf"^NOT_ALLOWED - {text} (\(0\)|0)$"
         )
     finally:
         api.ask("DELETE", f"users/{user}")

@@ -121,10 +121,10 @@ def test_switches_of_a_query_as_tools_in_python_write_them(api: Api, name: Name,
 def test_columns_of_single_objects(api: Api, name: Name) -> None:
     queue = name("q")
     assert api.ask("PUT", f"queues/%2F/{queue}", {"arguments": {"x-max-length": 5}}).status == 201
-    assert api.ask("GET", f"queues/%2F/{queue}?columns=name,arguments.x-max-length").json == {
-        "name": queue,
-        "arguments": {"x-max-length": 5},
-    }
+    told = api.ask("GET", f"queues/%2F/{queue}?columns=name,arguments.x-max-length").json
+    # RabbitMQ 4 adds it to a queue's arguments, and a part of them stands for all.
+    told["arguments"].pop("x-queue-type", None)
+    assert told == {"name": queue, "arguments": {"x-max-length": 5}}
     assert api.ask("GET", "whoami?columns=name").json.keys() == {"name"}
     assert api.ask("GET", "overview?columns=rabbitmq_version,nothing").json.keys() == {"rabbitmq_version"}
     assert api.ask("GET", "vhosts/%2F?columns=name").json == {"name": "/"}

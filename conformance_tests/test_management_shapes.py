@@ -75,8 +75,10 @@ def scene(broker: Broker) -> Iterator[Scene]:
     connection.close()
 
 
-def lacks(broker: Broker) -> frozenset[str]:
-    return shapes.MQD_LACKS if broker.is_mqd else frozenset()
+def lacks(broker: Broker) -> shapes.Lacks:
+    if broker.is_mqd:
+        return shapes.MQD
+    return shapes.RABBITMQ4 if broker.product == "RabbitMQ" and broker.version >= "4" else shapes.NOTHING
 
 
 def get(api: Api, path: str) -> Any:

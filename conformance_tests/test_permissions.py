@@ -198,12 +198,12 @@ def test_operation_without_one_of_its_permissions(
 ) -> None:
     operation = OPERATIONS[label]
     names = names_of(stage, operation, missing)
-    _, kind, which = operation.needs[missing]
+    permission, kind, which = operation.needs[missing]
     method = operation.make(names)
     user.send_method(method)
     user.expect_channel_close(
         403,
-        rf"^ACCESS_REFUSED - access to {kind} '{names[which]}' in vhost '/' refused for user '{stage.user}'$",
+        rf"^ACCESS_REFUSED - ({permission} )?access to {kind} '{names[which]}' in vhost '/' refused for user '{stage.user}'$",
         method_id=divmod(method.index, 1 << 16),
     )
 
@@ -211,7 +211,7 @@ def test_operation_without_one_of_its_permissions(
 def expect_refused(client: RawClient, stage: Stage, exchange: str) -> None:
     client.expect_channel_close(
         403,
-        rf"^ACCESS_REFUSED - access to exchange '{exchange}' in vhost '/' refused for user '{stage.user}'$",
+        rf"^ACCESS_REFUSED - (write )?access to exchange '{exchange}' in vhost '/' refused for user '{stage.user}'$",
         method_id=(60, 40),
     )
 
@@ -244,13 +244,17 @@ def test_permissions_come_before_existence(user: RawClient) -> None:
         commands.Exchange.Delete(exchange="nothing-of-this-name"),
     ):
         user.send_method(method)
-        user.expect_channel_close(403, r"^ACCESS_REFUSED - access to (queue|exchange) 'nothing-of-this-name'")
+        user.expect_channel_close(
+            403, r"^ACCESS_REFUSED - (read |configure )?access to (queue|exchange) 'nothing-of-this-name'"
+        )
         user.open_channel()
 
 
 def test_server_named_queue_needs_its_generated_name(user: RawClient) -> None:
     user.send_method(commands.Queue.Declare(exclusive=True))
-    user.expect_channel_close(403, r"^ACCESS_REFUSED - access to queue 'amq\.gen-.*' in vhost '/' refused")
+    user.expect_channel_close(
+        403, r"^ACCESS_REFUSED - (configure )?access to queue 'amq\.gen-.*' in vhost '/' refused"
+    )
 
 
 def test_pattern_in_a_users_life(raw: Raw, ctl: Ctl, stage: Stage) -> None:
@@ -274,7 +278,9 @@ def test_pattern_in_a_users_life(raw: Raw, ctl: Ctl, stage: Stage) -> None:
             old_or_new.open_channel(2)
             for method in (commands.Queue.Purge(queue=queue), commands.Queue.Declare(queue=f"{queue}-new")):
                 old_or_new.send_method(method, 2)
-                old_or_new.expect_channel_close(403, "^ACCESS_REFUSED - access to queue", 2)
+                old_or_new.expect_channel_close(
+                    403, "^ACCESS_REFUSED - (read |configure )?access to queue", 2
+                )
                 old_or_new.open_channel(2)
     finally:
         ctl("delete_user", user)

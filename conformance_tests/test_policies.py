@@ -298,10 +298,27 @@ def test_what_is_wrong_is_told(api: Api, name: Name, body: dict[str, Any], reaso
 
 
 def test_operators_set_limits_only(api: Api, name: Name) -> None:
-    for definition in ({"overflow": "drop-head"}, {"max-length": 1, "dead-letter-exchange": ""}):
+    for definition in ({"queue-mode": "lazy"}, {"max-length": 1, "dead-letter-exchange": ""}):
         answer = put(api, "operator-policies", name("policy"), "^no-queue", definition)
         assert answer.status == 400
         assert "are not recognised policy settings" in answer.json["reason"]
+
+
+def test_the_operators_overflow_holds(api: Api, ch: BlockingChannel, name: Name) -> None:
+    queue = name("q")
+    assert put(api, "policies", queue, f"^{queue}$", {"max-length": 1, "overflow": "drop-head"}).status == 201
+    operators = {"overflow": "reject-publish"}
+    try:
+        assert put(api, "operator-policies", queue, f"^{queue}$", operators).status == 201
+        ch.queue_declare(queue)
+        ch.confirm_delivery()
+        ch.basic_publish("", queue, b"1")
+        with pytest.raises(NackError):
+            for _ in range(3):
+                ch.basic_publish("", queue, b"2")
+    finally:
+        for kind in ("policies", "operator-policies"):
+            api.ask("DELETE", f"{kind}/%2F/{queue}")
 
 
 def test_who_may_set_them(api: Api, name: Name) -> None:

@@ -1,28 +1,26 @@
 """There and back: RabbitMQ 3.10 → mqd → RabbitMQ 4 → mqd, by definitions and shovels, and nothing is lost.
 
-RabbitMQ 3.10 is Debian's, started here. RabbitMQ 4 is a running one that `guest` may log in to:
-TEST_RABBITMQ4_AMQP and TEST_RABBITMQ4_HTTP are its addresses (host:port). Without them the second half is a
-way back to 3.10.
+RabbitMQ 3.10 is Debian's, RabbitMQ 4 that of `--rabbitmq-root`. Without this option the second half is a way
+back to 3.10.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from typing import Any, NamedTuple
 from urllib.parse import quote
 
 import pika
 import pytest
 
-from benchmarks.brokers import RABBITMQ_SERVER
+from benchmarks.installation import HERE, Installation
 from conformance_tests.api import Api
 from conformance_tests.broker import OwnBroker
 from conformance_tests.expect import eventually
 from conformance_tests.rabbitmq import MANAGEMENT, JudgedRabbitMQ
 
-pytestmark = pytest.mark.skipif(not RABBITMQ_SERVER.exists(), reason="there is no RabbitMQ here")
+pytestmark = pytest.mark.skipif(not HERE.exists, reason="there is no RabbitMQ here")
 
 VHOST = "there/and back"
 #: The queues, with their arguments.
@@ -84,14 +82,33 @@ class Side(NamedTuple):
             return {name: channel.queue_declare(name, passive=True).method.message_count for name in MOVED}
 
 
+@contextmanager
+def rabbitmq(installation: Installation) -> Iterator[Side]:
+    broker = JudgedRabbitMQ((MANAGEMENT,), installation)
+    try:
+        broker.start()
+        api = Api(f"http://guest:guest@127.0.0.1:{broker.http_port}")
+        eventually(lambda: _answers(api))
+        yield Side(installation.version, f"127.0.0.1:{broker.port}", api)
+    finally:
+        broker.close()
+
+
 @pytest.fixture
 def old() -> Iterator[Side]:
-    broker = JudgedRabbitMQ((MANAGEMENT,))
-    broker.start()
-    api = Api(f"http://guest:guest@127.0.0.1:{broker.http_port}")
-    eventually(lambda: _answers(api))
-    yield Side("3.10", f"127.0.0.1:{broker.port}", api)
-    broker.close()
+    with rabbitmq(HERE) as side:
+        yield side
+
+
+@pytest.fixture
+def third(pytestconfig: pytest.Config, old: Side) -> Iterator[Side]:
+    """A RabbitMQ 4, or the old one."""
+    installation = Installation(pytestconfig.getoption("--rabbitmq-root"))
+    if installation == HERE:
+        yield old
+        return
+    with rabbitmq(installation) as side:
+        yield side
 
 
 def _answers(api: Api) -> bool:
@@ -110,16 +127,6 @@ def nodes() -> Iterator[list[Side]]:
     ]
     for broker in brokers:
         broker.stop()
-
-
-def fourth(old: Side) -> Side:
-    """Return a running RabbitMQ 4 without our vhost, or the old one."""
-    amqp, http = os.environ.get("TEST_RABBITMQ4_AMQP"), os.environ.get("TEST_RABBITMQ4_HTTP")
-    if not (amqp and http):
-        return old
-    api = Api(f"http://guest:guest@{http}")
-    api.ask("DELETE", f"vhosts/{quote(VHOST, safe='')}")
-    return Side("4", amqp, api)
 
 
 def declare(side: Side) -> None:
@@ -203,10 +210,9 @@ def check_messages(side: Side) -> None:
                 assert found == sorted(found), name
 
 
-def test_there_and_back_nothing_is_lost(old: Side, nodes: list[Side]) -> None:
+def test_there_and_back_nothing_is_lost(old: Side, nodes: list[Side], third: Side) -> None:
     declare(old)
     first, last = nodes
-    third = fourth(old)
     expected = same(old.definitions())
     # 3.10 → mqd
     first.take_over(old.definitions())

@@ -70,17 +70,23 @@ PRINTED = {
 #: Programs that are not mqd's.
 FOREIGN = frozenset(
     [
+        "apt-get",
         "base64",
         "cd",
+        "chmod",
+        "chroot",
         "cp",
+        "debootstrap",
         "echo",
         "eval",
         "git",
         "head",
         "kill",
+        "mount",
         "node",
         "perf",
         "pgrep",
+        "printf",
         "rabbitmqctl",
         "sleep",
         "spark-submit",

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from benchmarks import report
 from benchmarks.publish import BEGIN, END, README_ROWS, STREAM_ROWS, Incomplete, publish
+from benchmarks.rounds import Outcome
 from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios.scenario import CPU_US
 
 ROOT = Path(__file__).parents[1]
 PNG = b"\x89PNG"
@@ -19,10 +22,11 @@ PNG = b"\x89PNG"
 TABLES = {"README.md": README_ROWS, "docs/streams.md": STREAM_ROWS}
 
 
-def run() -> dict[str, Any]:
-    """Return a run in which every figure is twice as large with mqd; these invented figures go to a temporary
-    directory only.
+def run(other: str = "") -> dict[str, Any]:
+    """Return a run in which every figure is twice as large with mqd, and four times as large as with the
+    other RabbitMQ; these invented figures go to a temporary directory only.
     """
+    peers = ["rabbitmq", *([other] if other else [])]
     figures: list[dict[str, Any]] = []
     for scenario in SCENARIOS:
         for number, figure in enumerate(scenario.figures):
@@ -33,7 +37,7 @@ def run() -> dict[str, Any]:
                     "title": scenario.title,
                     "figure": figure.label,
                     "mqd": 2 * value,
-                    "rabbitmq": value,
+                    **{peer: value / (number + 1) for number, peer in enumerate(peers)},
                     "ratio": 2.0,
                     "bar": str(figure.bar) if figure.bar else None,
                     "met": None if figure.bar is None else number > 0,
@@ -42,12 +46,18 @@ def run() -> dict[str, Any]:
     rounds = {
         scenario.name: {
             broker: {"failure": None, "rounds": [{"cpu_us": 3.0}, {"cpu_us": 5.0}, {"cpu_us": 4.0}]}
-            for broker in ("mqd", "rabbitmq")
+            for broker in ("mqd", *peers)
         }
         for scenario in SCENARIOS
     }
     return {
-        "settings": {"quick": False, "rounds": None, "brokers": "mqd,rabbitmq", "seconds": 1800.0},
+        "settings": {
+            "quick": False,
+            "rounds": None,
+            "brokers": ",".join(["mqd", *peers]),
+            "seconds": 1800.0,
+            "versions": {"rabbitmq": "3.10.8"} | ({other: "4.3.6"} if other else {}),
+        },
         "machine": {"python": "3.11", "system": "Linux", "cores": 2, "date": "2001-02-03"},
         "client_ceiling": {},
         "figures": figures,
@@ -76,28 +86,35 @@ def test_the_readme_has_ten_rows_and_one_table() -> None:
     assert len(README_ROWS) == 10
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_a_table_has_its_rows_and_the_figures_of_the_long_one(name: str) -> None:
-    told = rows(ROOT / name)
+def agree(root: Path, name: str) -> None:
+    """Fail unless a short table has its rows, with the figures of the long one."""
+    told = rows(root / name)
     assert [row[0] for row in told] == [title for _, _, title in TABLES[name]]
     titles = {
         (scenario.name, figure.label): scenario.title for scenario in SCENARIOS for figure in scenario.figures
     }
     found: dict[tuple[str, str], list[str]] = {}
     title = ""
-    for row in rows(ROOT / "docs" / "performance.md"):
+    for row in rows(root / "docs" / "performance.md"):
         # Only the first figure of a scenario has its title.
         title = row[0] or title
-        found[title, row[1]] = row[2:6]
+        found[title, row[1]] = row[2:-1]
     for row, (scenario, figure, _) in zip(told, TABLES[name], strict=True):
-        *values, ratio, wanted = found[titles[scenario, figure], figure]
-        assert row[1:3] == values
-        if ratio:
+        mqd, *beside, wanted = found[titles[scenario, figure], figure]
+        values, ratios = beside[::2], beside[1::2]
+        assert row[1:-2] == [mqd, *values]
+        for cell, ratio in zip(row[-2].split(" / "), ratios, strict=True):
+            if not ratio:
+                assert cell in ("", "-")
+                continue
             times = 1 / float(ratio.strip("*")) if "≤" in wanted else float(ratio.strip("*"))
             # Both were rounded.
-            assert float(row[3].replace(",", "")) == pytest.approx(times, rel=0.01)
-        else:
-            assert row[3] == ""
+            assert float(cell.replace(",", "")) == pytest.approx(times, rel=0.01)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_its_rows_and_the_figures_of_the_long_one(name: str) -> None:
+    agree(ROOT, name)
 
 
 def test_all_of_it_is_of_one_run(pages: Path) -> None:
@@ -128,6 +145,43 @@ def test_all_of_it_is_of_one_run(pages: Path) -> None:
     again = {path: path.read_text() for path in before}
     publish(document, pages)
     assert {path: path.read_text() for path in before} == again
+
+
+def test_a_second_rabbitmq_has_a_column_of_its_own(pages: Path) -> None:
+    document = run("rabbitmq-4.3.6")
+    publish(document, pages)
+    for name, table in TABLES.items():
+        assert "| | mqd | RabbitMQ 3.10.8 | RabbitMQ 4.3.6 | times better |" in block(pages / name)
+        for row, (scenario, figure, _) in zip(rows(pages / name), table, strict=True):
+            record = next(
+                each
+                for each in document["figures"]
+                if (each["scenario"], each["figure"]) == (scenario, figure)
+            )
+            assert row[1:4] == [f"{record[name]:.3g}" for name in ("mqd", "rabbitmq", "rabbitmq-4.3.6")]
+            assert row[4:] == ["0.5 / 0.25" if "≤" in (record["bar"] or "") else "2 / 4", "1 / 1"]
+    page = block(pages / "docs" / "performance.md")
+    assert (
+        "| RabbitMQ 3.10.8 | ratio | RabbitMQ 4.3.6 | ratio | wanted | CPU µs, mqd / RabbitMQ 3.10.8 / RabbitMQ 4.3.6 |"
+        in page
+    )
+    for name in TABLES:
+        agree(pages, name)
+    # The target is about the first one.
+    assert "**2**" in page and "**4**" not in page
+
+
+def test_a_run_tells_of_all_its_brokers() -> None:
+    scenario = SCENARIOS[0]
+    key = scenario.figures[0].key
+    outcomes = {
+        name: Outcome([{key: value, CPU_US: value}])
+        for name, value in (("mqd", 60.0), ("rabbitmq", 20.0), ("rabbitmq-4.3.6", 10.0))
+    }
+    head, _, line = (each.split() for each in report.table([(scenario, outcomes)]).splitlines()[:3])
+    assert head[2:7] == ["mqd", "rabbitmq", "ratio", "rabbitmq-4.3.6", "ratio"]
+    assert line[2:7] == ["60", "20", "3.00", "10", "6.00"]
+    assert "60 / 20 / 10" in " ".join(line)
 
 
 def lacking(change: str) -> dict[str, Any]:

@@ -99,11 +99,11 @@ def test_every_row_of_the_table_is_there() -> None:
         if row.policy is not None:
             assert any(line.startswith(f"| `{row.policy_key}` | `{row.name}` | ") for line in lines)
     for key in EXCHANGE_KEYS:
-        assert f"| `{key}` | `{key}` | exchanges | no | – |" in lines
+        assert f"| `{key}` | `{key}` | exchanges | – | – |" in lines
     # Written by hand, as a look at the table from outside.
     assert "| `x-delivery-limit` | 406 | yes | 406 | yes | integer; below 0: none |" in PAGES["arguments.md"]
     assert "| `x-stream` | ignored | ignored | ignored | yes | name |" in PAGES["arguments.md"]
-    assert "| `expires` | `x-expires` | classic, quorum | yes | quorum |" in lines
+    assert "| `expires` | `x-expires` | classic, quorum | smaller | quorum |" in lines
 
 
 def test_every_argument_of_the_code_is_there() -> None:

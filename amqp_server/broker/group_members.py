@@ -62,7 +62,7 @@ def _check(group: Queue, streams: Iterable[Queue]) -> None:
                 *(group.name, vhost.name, member.tag, member.user, stream),
             )
             member.revoked = (
-                f"access to queue '{stream}' in vhost '{vhost.name}' refused for user '{member.user}'"
+                f"read access to queue '{stream}' in vhost '{vhost.name}' refused for user '{member.user}'"
             )
             group.host.submit(("detach", key, True))
             group.consumer_lost(key)

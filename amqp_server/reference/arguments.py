@@ -145,8 +145,9 @@ def page() -> str:
     lines += ["## Policies", ""]
     lines += prose(
         "The keys of [policies](../policies.md). A policy with a key does not apply to queues of a type that lacks it. Where a "
-        "queue was declared with the argument, the argument counts; of two numbers that operators may set, the smaller one; "
-        "for the types in the last column, the policy."
+        "queue was declared with the argument, the argument counts; of two limits, the smaller one; for the types in the last "
+        "column, the policy. The column *operators* says which value counts, that of a policy or that of an operator policy, "
+        "where these may have the key."
     )
     lines += table(
         ["key", "argument", "of", "operators", "policy before argument"],
@@ -189,7 +190,7 @@ def _policy_row(name: str, key: Key, argument: str) -> list[str]:
         code(name),
         code(argument),
         "exchanges" if name in EXCHANGE_KEYS else ", ".join(kinds),
-        "yes" if key.operators else "no",
+        key.operators or "–",
         ", ".join(sorted(key.overrules)) or "–",
     ]
 

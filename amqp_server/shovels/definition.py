@@ -36,6 +36,11 @@ _NUMBERS = {"delivery_mode": 1, "priority": 1, "timestamp": 8}
 _Check = Callable[[str, Any], str]
 
 
+#: An end that is `local`, as in RabbitMQ 4, is in the same cluster: here that is a URI without a host.
+AMQP, LOCAL = "amqp091", "local"
+PROTOCOLS = (AMQP, LOCAL)
+
+
 class InvalidShovel(ValueError):
     """All problems, one line for each; the text has no password."""
 
@@ -68,6 +73,8 @@ class Definition(NamedTuple):
     ack_mode: str = ON_CONFIRM
     #: 0: a shovel that has ended is not started again.
     reconnect_delay_s: float = RECONNECT_DELAY_S
+    source_protocol: str = AMQP
+    destination_protocol: str = AMQP
 
     @property
     def ends(self) -> dict[str, str]:
@@ -95,7 +102,7 @@ def parse(name: str, value: object, *, uris_max: int = 32) -> Definition:
         raise InvalidShovel(f"{name} should be an object, actually was {_shown(told)}")
     # A field with null counts as missing.
     told = {key: each for key, each in told.items() if each is not None}
-    problems = [*_ends(told), *_fields(name, told, uris_max)]
+    problems = [*_ends(told), *_fields(name, told, uris_max)] or _not_local(told)
     if problems:
         raise InvalidShovel("\n".join(problems))
     delete_after = _either(told, "src-delete-after", "delete-after", NEVER)
@@ -123,6 +130,8 @@ def parse(name: str, value: object, *, uris_max: int = 32) -> Definition:
         timestamp_header=_either(told, "dest-add-timestamp-header", "add-timestamp-header", False),
         ack_mode=told.get("ack-mode", ON_CONFIRM),
         reconnect_delay_s=max(float(told.get("reconnect-delay", RECONNECT_DELAY_S)), 0.0),
+        source_protocol=told.get("src-protocol", AMQP),
+        destination_protocol=told.get("dest-protocol", AMQP),
     )
 
 
@@ -220,6 +229,16 @@ def _ends(told: Mapping[str, Any]) -> list[str]:
     return problems
 
 
+def _not_local(told: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{end}-uri of the protocol local should have no host, actually was {each.shown}"
+        for end in ("src", "dest")
+        if told.get(f"{end}-protocol") == LOCAL
+        for each in _uris(told[f"{end}-uri"])
+        if each.host
+    ]
+
+
 def _fields(name: str, told: Mapping[str, Any], uris_max: int) -> list[str]:
     problems = [f'Key "{key}" not found in {name}' for key in ("dest-uri", "src-uri") if key not in told]
     unknown = [f"{{{_shown(key)},{_shown(each)}}}" for key, each in told.items() if key not in _CHECKS]
@@ -280,7 +299,7 @@ def _duration(key: str, value: Any) -> str:
 
 
 def _protocol(key: str, value: Any) -> str:
-    return "" if value == "amqp091" else f"{key} should be amqp091, actually was {_shown(value)}"
+    return "" if value in PROTOCOLS else f"{key} should be amqp091, actually was {_shown(value)}"
 
 
 def _uri(key: str, value: Any) -> str:

@@ -104,7 +104,7 @@ class SparkWrite(Scenario):
     quick = False
 
     def run(self, broker: Broker, pace: Pace) -> Figures:
-        form = "amqp_pika" if broker.name == "rabbitmq" else "amqp"
+        form = "amqp_pika" if broker.name.startswith("rabbitmq") else "amqp"
         timed(broker, form, WARM_ROWS)
         broker.settle()
         rows = written_to(broker, pace, ROWS)

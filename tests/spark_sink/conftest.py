@@ -9,7 +9,7 @@ from uuid import uuid4
 
 import pytest
 
-from benchmarks.brokers import RABBITMQ_SERVER
+from benchmarks.installation import HERE
 from conformance_tests.rabbitmq import JudgedRabbitMQ
 from tests.reliability.node import Node
 from tests.spark_sink import session
@@ -59,8 +59,8 @@ def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
 @pytest.fixture(scope="session")
 def judged() -> Iterator[JudgedRabbitMQ]:
     """A RabbitMQ for the tests, if Debian's rabbitmq-server is installed."""
-    if not RABBITMQ_SERVER.exists():
-        pytest.skip(f"{RABBITMQ_SERVER} is not installed")
+    if not HERE.exists:
+        pytest.skip(HERE.lack)
     broker = JudgedRabbitMQ()
     try:
         broker.start()

@@ -211,7 +211,7 @@ class Permissions:
             name = name or DEFAULT_EXCHANGE
         if not self.allows(user, vhost, name, access, kind):
             raise AccessRefused(
-                f"access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
+                f"{access} access to {kind} '{name}' in vhost '{vhost}' refused for user '{_name(user)}'"
             )
 
     # -- topics ----------------------------------------------------------------------------------------------
@@ -257,7 +257,7 @@ class Permissions:
         """
         if not self._allows_key(user, vhost, exchange, routing_key, access):
             raise AccessRefused(
-                f"access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
+                f"{access} access to topic '{routing_key}' in exchange '{exchange}' in vhost '{vhost}' "
                 f"refused for user '{_name(user)}'"
             )
 

@@ -26,8 +26,11 @@ class PolicyKey:
     name: str = ""
     #: None: the argument's own check.
     check: Check | None = None
-    #: True if operator policies may have it, too: of two values the smaller one counts.
-    operators: bool = False
+    #: Which of two values counts if operator policies may have it, too: `smaller`, `larger` or `theirs`.
+    #: Empty: they may not. Where the smaller one counts, so it does of argument and policy.
+    operators: str = ""
+    #: The smaller one of argument and policy counts, even so.
+    smaller: bool = False
     #: Types of queues that have this setting: to others no policy with this key applies. None: the types that
     #: take the argument.
     types: frozenset[str] | None = None
@@ -106,7 +109,7 @@ ROWS: tuple[Argument, ...] = (
         "message_ttl_ms",
         checks.time_ms,
         {"classic": 2, "quorum": 14},
-        policy=PolicyKey(title="message TTL", operators=True),
+        policy=PolicyKey(title="message TTL", operators="smaller"),
         values=_TIME,
         text="time after which a waiting message is discarded",
         example=1000,
@@ -116,7 +119,7 @@ ROWS: tuple[Argument, ...] = (
         "expires_ms",
         checks.lease_ms,
         {"classic": 1, "quorum": 4},
-        policy=PolicyKey(title="queue expiry", operators=True, overrules=frozenset({"quorum"})),
+        policy=PolicyKey(title="queue expiry", operators="smaller", overrules=frozenset({"quorum"})),
         values=_LEASE,
         text="time without a consumer, declare or get after which the queue is deleted",
         example=1000,
@@ -126,7 +129,7 @@ ROWS: tuple[Argument, ...] = (
         "max_length",
         checks.natural,
         {"classic": 5, "quorum": 5},
-        policy=PolicyKey(title="maximum length", operators=True),
+        policy=PolicyKey(title="maximum length", operators="smaller"),
         values=_NUMBER,
         text="limit of waiting messages",
         example=10,
@@ -138,7 +141,9 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 6, "quorum": 6, "stream": 1},
         # A stream with a limit of 0 would keep nothing.
         stream_check=checks.positive,
-        policy=PolicyKey(title="maximum length in bytes", operators=True, overrules=frozenset({"stream"})),
+        policy=PolicyKey(
+            title="maximum length in bytes", operators="smaller", overrules=frozenset({"stream"})
+        ),
         values=_BYTES,
         text="limit of the bytes of their bodies; for a stream, of its size (above 0)",
         example=1000,
@@ -148,7 +153,7 @@ ROWS: tuple[Argument, ...] = (
         "overflow",
         checks.one_of(*_OVERFLOW, otherwise="invalid_overflow"),
         {"classic": 8, "quorum": 9},
-        policy=PolicyKey(title="overflow value", overrules=frozenset({"quorum"})),
+        policy=PolicyKey(title="overflow value", operators="theirs", overrules=frozenset({"quorum"})),
         values=_choices(*_OVERFLOW),
         text="what happens at the limit: drop the oldest message, or refuse the newest (and dead-letter it)",
         example="reject-publish",
@@ -209,7 +214,7 @@ ROWS: tuple[Argument, ...] = (
         # RabbitMQ 3.10 takes any value here, and ignores one that is no integer.
         checks.integer,
         {"quorum": 13, "stream-group": 6},
-        policy=PolicyKey(title="delivery limit", operators=True),
+        policy=PolicyKey(title="delivery limit", operators="smaller"),
         values="integer; below 0: none",
         text="how often the delivery of a message may fail before it is discarded",
         example=5,
@@ -221,7 +226,7 @@ ROWS: tuple[Argument, ...] = (
         {"classic": 16, "quorum": 19},
         policy=PolicyKey(
             title="delayed retry type. Must be one of: all, failed, returned, disabled",
-            operators=True,
+            operators="theirs",
             overrules=frozenset({"classic", "quorum"}),
         ),
         new_for=_OTHERS_THAN_STREAMS,
@@ -234,7 +239,9 @@ ROWS: tuple[Argument, ...] = (
         "retry_min_ms",
         checks.lease_ms,
         {"classic": 17, "quorum": 20},
-        policy=PolicyKey(title="delayed retry minimum delay. Must be a positive integer", operators=True),
+        policy=PolicyKey(
+            title="delayed retry minimum delay. Must be a positive integer", operators="larger", smaller=True
+        ),
         new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
         text="how long a message waits after its first failure; without it, no message waits",
@@ -245,7 +252,9 @@ ROWS: tuple[Argument, ...] = (
         "retry_max_ms",
         checks.lease_ms,
         {"classic": 18, "quorum": 21},
-        policy=PolicyKey(title="delayed retry maximum delay. Must be a positive integer", operators=True),
+        policy=PolicyKey(
+            title="delayed retry maximum delay. Must be a positive integer", operators="smaller"
+        ),
         new_for=_OTHERS_THAN_STREAMS,
         values=_LEASE,
         text="how long a message waits at most; `x-delayed-retry-min`, unless given",
@@ -392,7 +401,7 @@ ROWS: tuple[Argument, ...] = (
         "target_group_size",
         checks.positive,
         {"quorum": 0},
-        policy=PolicyKey(title="target group size", name="target-group-size"),
+        policy=PolicyKey(title="target group size", name="target-group-size", operators="larger"),
         values=_COUNT,
         text="number of members up to which the queue grows by itself",
         example=3,
@@ -422,7 +431,7 @@ ROWS: tuple[Argument, ...] = (
         "queue_version",
         checks.queue_version,
         {"classic": 10},
-        policy=PolicyKey(title="queue-version value", types=_OTHERS_THAN_GROUPS),
+        policy=PolicyKey(title="queue-version value", operators="theirs", types=_OTHERS_THAN_GROUPS),
         values="1, 2",
         text="no effect",
         example=2,
@@ -433,7 +442,7 @@ ROWS: tuple[Argument, ...] = (
         checks.natural,
         {"quorum": 7},
         # RabbitMQ's words for it.
-        policy=PolicyKey(title="maximum memory in bytes", operators=True, types=_OTHERS_THAN_STREAMS),
+        policy=PolicyKey(title="maximum memory in bytes", operators="smaller", types=_OTHERS_THAN_STREAMS),
         values=_NUMBER,
         text="no effect",
         example=10,
@@ -443,7 +452,7 @@ ROWS: tuple[Argument, ...] = (
         "max_in_memory_bytes",
         checks.natural,
         {"quorum": 8},
-        policy=PolicyKey(title="maximum memory in bytes", operators=True, types=_OTHERS_THAN_STREAMS),
+        policy=PolicyKey(title="maximum memory in bytes", operators="smaller", types=_OTHERS_THAN_STREAMS),
         values=_BYTES,
         text="no effect",
         example=10,
@@ -478,6 +487,7 @@ ROWS: tuple[Argument, ...] = (
         {"stream": 5},
         ignored=_OTHERS_THAN_STREAMS,
         since=versions.STREAMS,
+        policy=PolicyKey(title="filter size. Valid range is 16-255"),
         values=f"{checks.FILTER_BYTES.start} to {checks.FILTER_BYTES.stop - 1}",
         text="no effect: filters are exact",
         example=32,

@@ -62,8 +62,10 @@ class Key:
     check: Check
     #: Field of QueueArguments; empty for a key of exchanges.
     field: str = ""
-    #: True if operator policies may have it, too: of two values the smaller one applies.
-    operators: bool = False
+    #: Which of two values applies if operator policies may have it, too: see PolicyKey.
+    operators: str = ""
+    #: Of argument and policy the smaller value applies.
+    smaller: bool = False
     #: Types of queues without this setting: no policy with this key applies to them.
     unsupported: frozenset[str] = frozenset()
     #: Types for which the policy's value takes precedence over the queue's argument. For others the argument
@@ -94,7 +96,15 @@ def _key(row: Argument) -> Key:
     assert check is not None
     # Without keys of a dictionary, which would make a set of it: compiled code looks at that.
     types = policy.types if policy.types is not None else frozenset(row.types)
-    return Key(policy.title, check, row.field, policy.operators, QUEUES - types, policy.overrules)
+    return Key(
+        policy.title,
+        check,
+        row.field,
+        policy.operators,
+        policy.smaller or policy.operators == "smaller",
+        QUEUES - types,
+        policy.overrules,
+    )
 
 
 #: Keys that no argument of a queue goes with: those of exchanges.
@@ -212,8 +222,25 @@ class AppliedPolicies:
             return own or operator
         both = dict(own)
         for name, value in operator.items():
-            both[name] = min(own[name], value) if name in own and not isinstance(value, str) else value
+            both[name] = _merged(name, own[name], value) if name in own else value
         return both
+
+
+def _merged(name: str, own: Any, operators: Any) -> Any:
+    """Return which value of a policy and an operator policy applies."""
+    known = KEYS.get(name)
+    if known is not None and known.operators == "smaller":
+        return _smaller(own, operators)
+    if known is not None and known.operators == "larger":
+        return max(own, operators)
+    return operators
+
+
+def _smaller(one: int, other: int) -> int:
+    """A delivery limit below 0 is none."""
+    if one < 0 or other < 0:
+        return max(one, other)
+    return min(one, other)
 
 
 NO_POLICY = AppliedPolicies()
@@ -237,9 +264,8 @@ def _joined(declared: QueueArguments, definition: tuple[tuple[str, Any], ...]) -
         own, setting = getattr(declared, known.field), known.setting(value)
         if own is None or declared.type.name in known.overrules:
             changes[known.field] = setting
-        elif known.operators:
-            # A delivery limit of -1 is none.
-            changes[known.field] = setting if own < 0 else own if setting < 0 else min(own, setting)
+        elif known.smaller:
+            changes[known.field] = _smaller(own, setting)
     if told.keys() & {"deduplication-window-ms", "deduplication-count"} and "deduplication" not in told:
         # As for a declare: a window or a count means yes.
         changes.setdefault(

@@ -258,9 +258,14 @@ class Import:
         vhost, name = self._vhost_of(item), _text(item, "name")
         definition = _object(value.get("definition"))
         if isinstance(definition, dict):
-            known = {key: told for key, told in definition.items() if key in KEYS}
-            for key in definition.keys() - known.keys():
-                self._skip(section, item, f"{key} does not exist in mqd")
+            known = {
+                key: told
+                for key, told in definition.items()
+                if key in KEYS and (KEYS[key].operators or not operator)
+            }
+            for key in sorted(definition.keys() - known.keys()):
+                why = "is not for operator policies" if key in KEYS else "does not exist in mqd"
+                self._skip(section, item, f"{key} {why}")
             if definition and not known:
                 return
             definition = known

@@ -89,12 +89,17 @@ async def port_listener(call: Call) -> Any:
 
 
 async def protocol_listener(call: Call) -> Any:
-    asked = call.path["protocol"]
-    protocol = PROTOCOLS.get(asked, asked)
+    """One protocol, or several with commas between them, as in RabbitMQ 4."""
+    asked = [PROTOCOLS.get(name, name) for name in call.path["protocol"].split(",")]
     protocols = [each["protocol"] for each in listeners(call.parts)]
-    if protocol in protocols:
-        return {"status": "ok", "protocol": protocol}
-    return _failed("No active listener", missing=protocol, protocols=protocols)
+    missing = [name for name in asked if name not in protocols]
+    if len(asked) == 1:
+        if not missing:
+            return {"status": "ok", "protocol": asked[0]}
+        return _failed("No active listener", missing=asked[0], protocols=protocols)
+    if not missing:
+        return {"status": "ok", "protocols": protocols}
+    return _failed("No active listener", missing=missing, protocols=protocols)
 
 
 async def certificate_expiration(call: Call) -> Any:

@@ -72,11 +72,19 @@ def test_texts_of_refusals(permissions: Permissions) -> None:
     with pytest.raises(AccessRefused) as queue:
         permissions.check("ann", "/", "queue", "q", "configure")
     assert (
-        queue.value.reply_text() == "ACCESS_REFUSED - access to queue 'q' in vhost '/' refused for user 'ann'"
+        queue.value.reply_text()
+        == "ACCESS_REFUSED - configure access to queue 'q' in vhost '/' refused for user 'ann'"
     )
     with pytest.raises(AccessRefused) as exchange:
         permissions.check("ann", "/", "exchange", "", "write")
-    assert exchange.value.text == "access to exchange 'amq.default' in vhost '/' refused for user 'ann'"
+    assert exchange.value.text == "write access to exchange 'amq.default' in vhost '/' refused for user 'ann'"
+    permissions.store_topic(permissions.prepare_topic("ann", "/", "amq.topic", "^$", "^$"))
+    with pytest.raises(AccessRefused) as topic:
+        permissions.check_topic("ann", "/", "amq.topic", "k", "read")
+    assert (
+        topic.value.text
+        == "read access to topic 'k' in exchange 'amq.topic' in vhost '/' refused for user 'ann'"
+    )
     with pytest.raises(NotAllowed) as vhost:
         permissions.check_open("ann", "v")
     assert vhost.value.reply_text() == "NOT_ALLOWED - access to vhost 'v' refused for user 'ann'"

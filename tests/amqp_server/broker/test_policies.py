@@ -13,7 +13,7 @@ from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import ClearParameter, DeleteVhost, PutParameter
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRefused
-from amqp_server.broker.declared.policy import APPLIES, AppliedPolicies, Policy, joined
+from amqp_server.broker.declared.policy import APPLIES, AppliedPolicies, Policy, check_definition, joined
 from amqp_server.broker.declared.queue_types import CLASSIC, GROUP, QUORUM, STREAM
 from amqp_server.broker.pattern import compile_policy
 from amqp_server.broker.recovery import recovery
@@ -126,8 +126,40 @@ def test_the_smaller_value_of_policy_and_operator_policy_holds() -> None:
         "expires": 2,
         "max-length": 1,
     }
+    # No delivery limit is more than any.
+    for own, operators in ((-1, 9), (9, -1), (9, 12)):
+        both = AppliedPolicies(policy(delivery_limit=own), policy(delivery_limit=operators))
+        assert both.definition == {"delivery-limit": 9}
     assert AppliedPolicies(None, policy(max_length=1)).definition == {"max-length": 1}
     assert AppliedPolicies().definition == {}
+
+
+@pytest.mark.parametrize(
+    ("key", "own", "operators", "applies"),
+    [
+        ("overflow", "drop-head", "reject-publish", "reject-publish"),
+        ("target-group-size", 3, 5, 5),
+        ("target-group-size", 5, 3, 5),
+        ("delayed-retry-min", 1_000, 500, 1_000),
+        ("delayed-retry-min", 500, 1_000, 1_000),
+        ("delayed-retry-max", 2_000, 1_000, 1_000),
+        ("queue-version", 2, 1, 1),
+    ],
+)
+def test_keys_of_which_not_the_smaller_value_holds(
+    key: str, own: object, operators: object, applies: object
+) -> None:
+    both = [
+        Policy("/", "p", "", "all", 0, check_definition({key: each}, operator=True))
+        for each in (own, operators)
+    ]
+    assert AppliedPolicies(*both).definition == {key: applies}
+
+
+def test_the_argument_stays_for_what_operators_may_say_too() -> None:
+    declared = QueueArguments("classic", overflow="reject-publish", queue_version=2)
+    definition = {"overflow": "drop-head", "queue-version": 1}
+    assert joined(declared, definition) == declared
 
 
 def test_a_policy_is_for_types_of_queues_that_know_all_of_it(node: MemoryNode) -> None:

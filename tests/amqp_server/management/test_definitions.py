@@ -266,6 +266,12 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
                 "vhost": "/",
                 "value": {"src-uri": "amqp://", "src-queue": "q"},
             },
+            {
+                "component": "operator_policy",
+                "name": "o",
+                "vhost": "/",
+                "value": {"pattern": "x", "definition": {"max-length": 1, "dead-letter-exchange": "d"}},
+            },
         ],
         "policies": [
             {"vhost": "/", "name": "ha", "pattern": "x", "definition": {"ha-mode": "all"}},
@@ -295,6 +301,7 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
         ("vhosts", "", "v2"): "default queue type odd is not supported",
         ("parameters", "/", "f"): "component federation-upstream does not exist in mqd",
         ("parameters", "/", "s"): 'Key "dest-uri" not found in s',
+        ("parameters", "/", "o"): "dead-letter-exchange is not for operator policies",
         ("policies", "/", "ha"): "ha-mode does not exist in mqd",
         ("policies", "/", "both"): "ha-mode does not exist in mqd",
         ("exchanges", "/", "late"): "exchange type x-recent-history is not supported",
@@ -302,7 +309,7 @@ async def test_what_has_no_counterpart_is_told(connect: Connect, node: ManagedNo
         ("bindings", "/", "late"): "there is no exchange 'late'",
     }
     assert set(node.broker.vhost("/").queues) == {"good"}
-    assert [record.name for record in node.broker.runtime.parameters] == ["both"]
+    assert [record.name for record in node.broker.runtime.parameters] == ["o", "both"]
     answer = await client.post("definitions/other", json={"queues": [queue("q")], "users": [{"name": "x"}]})
     assert answer.json() == {
         "skipped": [

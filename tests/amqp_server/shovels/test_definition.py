@@ -73,6 +73,10 @@ def test_old_and_new_names_and_what_is_null() -> None:
         ({"dest-publish-properties": {"priority": 256}}, "priority should be a number, actually was 256"),
         ({"nope": {"a": [1, False]}}, 'Unrecognised terms [{<<"nope">>,#{<<"a">> => [1,false]}}] in s'),
         ({"src-protocol": "amqp10"}, 'src-protocol should be amqp091, actually was <<"amqp10">>'),
+        (
+            {"dest-protocol": "local", "dest-uri": ["amqp://", "amqp://a:b@c/v"]},
+            "dest-uri of the protocol local should have no host, actually was amqp://c/v",
+        ),
         ({"src-uri": "http://x"}, '"http://x" not a valid URI: {unexpected_uri_scheme,"http"}'),
         ({"src-uri": ["amqp://a", "x"]}, '"x" not a valid URI: {unable_to_parse_uri,no_scheme}'),
         ({"src-uri": ["amqp://a"] * 33}, "src-uri has 33 URIs; the maximum is 32 (shovel_uris_max)"),
@@ -84,6 +88,19 @@ def test_what_is_wrong(change: dict[str, Any], text: str) -> None:
     with pytest.raises(InvalidShovel) as raised:
         parse("s", {key: each for key, each in (GOOD | change).items() if each is not None})
     assert str(raised.value) == text
+
+
+def test_an_end_in_the_same_cluster() -> None:
+    """As RabbitMQ 4 writes it."""
+    change = {
+        "src-protocol": "local",
+        "src-uri": "amqp://",
+        "dest-protocol": "local",
+        "dest-uri": "amqp:///v",
+    }
+    found = parse("s", GOOD | change)
+    assert (found.source_protocol, found.destination_protocol) == ("local", "local")
+    assert [(each.host, each.vhost) for each in found.destination_uris] == [("", "v")]
 
 
 def test_all_that_is_wrong_is_told() -> None:

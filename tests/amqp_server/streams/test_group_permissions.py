@@ -26,7 +26,7 @@ from tests.amqp_server.streams.test_consumer_groups import (
 from tests.amqp_server.streams.test_super_streams import declare as declare_super_stream
 from tests.amqp_server.streams.test_super_streams import opened, refused
 
-REFUSED = "ACCESS_REFUSED - access to queue '{}' in vhost '/' refused for user '{}'"
+REFUSED = "ACCESS_REFUSED - read access to queue '{}' in vhost '/' refused for user '{}'"
 
 
 @pytest.fixture
