@@ -17,6 +17,7 @@ from amqp_server.broker.questions import cancels
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
+from amqp_server.channel import retries
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.delays import always_waits, is_asked, wait_ms
@@ -60,6 +61,8 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     """Check and route a publish frame. Raises NotFound, AccessRefused, NotImplemented_."""
     if method.immediate:
         raise NotImplemented_("immediate=true")
+    if method.exchange == retries.EXCHANGE:
+        return retries.make_route(channel, key, method)
     connection, vhost, broker = channel.connection, channel.vhost, channel.broker
     exchange, routing_key = method.exchange, method.routing_key
     route = PublishRoute(
@@ -258,6 +261,8 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     long; FrameError for malformed properties; RouteAwaited; for keys in CC and BCC AccessRefused and
     AnswerAwaited.
     """
+    if assembly.route.exchange == retries.EXCHANGE:
+        return retries.give_back(channel, assembly)
     connection = channel.connection
     username, frame_max = connection.client.username, connection.limits.frame_max
     route, payload, body_size = assembly.route, assembly.header, assembly.body_size
