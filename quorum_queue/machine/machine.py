@@ -1037,8 +1037,7 @@ class Machine:
         """
         settings, strict = self.settings, self.counts_failures
         limit = settings.delivery_limit
-        waits = settings.retry_type != "disabled" and self.version >= versions.RETRIES
-        waits = waits or own_ms is not None
+        waits = settings.retry_type != "disabled" and self.version >= versions.RETRIES or own_ms is not None
         kept: list[Run] = []
         for run in runs:
             if self.frozen.active:
@@ -1057,10 +1056,7 @@ class Machine:
                 continue
             if self.record is not None:
                 self.record.changed(run.seqs, QUEUED)
-            if own_ms is not None:
-                wait = own_ms
-            else:
-                wait = wait_ms(settings, run.attempts, failed=failed) if waits else 0
+            wait = self._wait_ms(run, own_ms, failed=failed) if waits else 0
             if wait:
                 for part, due_ms in self._waiting(run, min(meta.now_ms + wait, LATEST_MS)):
                     effects.delayed.append((due_ms, _as_delivered(part)))
@@ -1073,6 +1069,9 @@ class Machine:
             self.ready.put_back(kept)
         if (kept or self.delayed.count) and self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
+
+    def _wait_ms(self, run: Run, own_ms: int | None, *, failed: bool) -> int:
+        return wait_ms(self.settings, run.attempts, failed=failed) if own_ms is None else own_ms
 
     def _waiting(self, run: Run, until_ms: int) -> Iterator[tuple[Run, int]]:
         """Yield messages that came back with the time until which they wait: they expire while they wait."""
