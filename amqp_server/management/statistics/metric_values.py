@@ -21,6 +21,7 @@ from persistence.commits.committing import Syncs
 from persistence.own_process import files_limit, open_files
 
 if TYPE_CHECKING:
+    from amqp_server.broker.message_sizes import MessageSizes
     from amqp_server.management.parts import ManagedParts
 
 Values = tuple[float, ...]
@@ -84,6 +85,10 @@ class Measures:
     @property
     def ended(self) -> Ended:
         return self._broker.counts.ended
+
+    @property
+    def message_sizes(self) -> MessageSizes:
+        return self._broker.counts.message_sizes
 
     def cluster_name(self) -> str:
         return cluster_name(self._parts)
