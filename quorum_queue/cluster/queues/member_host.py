@@ -36,6 +36,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.peeking import Search
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
@@ -276,8 +277,18 @@ class GroupHost(DeferredHost):
     def ms_until(self, time_ms: int) -> int:
         return time_ms - self.services.clock.monotonic_ms() - self._time_ahead_ms
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
-        self._when_known(Peeking(self, behind, count, size, done, waiting=waiting).see, done)
+    def peek(
+        self,
+        behind: Place,
+        count: int,
+        size: int,
+        done: Peeked,
+        *,
+        waiting: bool = False,
+        search: Search | None = None,
+    ) -> None:
+        peeking = Peeking(self, behind, count, size, done, waiting=waiting, search=search)
+        self._when_known(peeking.see, done)
 
     def _when_known(self, then: Callable[[], None], refused: Callable[[Refused], None]) -> None:
         """Call `then` after everything that clients of any node have had answers to."""
