@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.management")
 #: Searches under way at a time.
 SEARCHES_MAX = 2
+#: Time after which a search lets other work go first: after about every look at 1,000 messages.
+SLICE_MS = 0.5
 #: The permissions of clients were checked where they asked.
 SCOPES = ("read:*/*",)
 
@@ -114,7 +116,7 @@ async def _settled(call: Call, queue: Queue) -> None:
 
 async def cancel_for_clients(parts: ManagedParts, begun: trio.MemoryReceiveChannel[None]) -> None:
     """Answer requests until cancelled. `begun` gets something when there are some."""
-    slices = Slices(parts.config.http_slice_ms)
+    slices = Slices(SLICE_MS)
     places = trio.CapacityLimiter(SEARCHES_MAX)
 
     async def search(requests: list[Request]) -> None:
