@@ -10,8 +10,8 @@ from amqp_server.management.request.other_nodes import ask_others
 
 
 async def message_sizes(call: Call) -> Any:
-    """Answer with counts since the starts of the nodes. `up_to` is the largest size of a row in bytes, None for
-    the last row.
+    """Answer with counts since the starts of the nodes. `up_to` is the largest size of a row in bytes, None
+    for the last row.
     """
     sizes = call.broker.counts.message_sizes
     bounds: list[int | None] = [*BOUNDS, None]

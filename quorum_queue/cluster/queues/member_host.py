@@ -51,6 +51,8 @@ logger = logging.getLogger("mqd.quorum_queue")
 
 #: Answer to a client whose seal may have been applied or not.
 UNKNOWN = Refused("it is not known whether the queue met the condition; try again")
+#: Messages that one step of a search looks at: here each body is found in its entry.
+SEARCHED_MAX = 250
 
 
 class GroupHost(DeferredHost):
@@ -287,6 +289,8 @@ class GroupHost(DeferredHost):
         waiting: bool = False,
         search: Search | None = None,
     ) -> None:
+        if search is not None:
+            count = min(count, SEARCHED_MAX)
         peeking = Peeking(self, behind, count, size, done, waiting=waiting, search=search)
         self._when_known(peeking.see, done)
 
