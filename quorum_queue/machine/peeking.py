@@ -39,11 +39,6 @@ class Search:
     def begin(self) -> None:
         self.looked_at, self.last = 0, None
 
-    def reached(self, level: int, run: Run, stop: int, count: int) -> None:
-        """So many messages were looked at, up to this one of the run."""
-        self.looked_at += count
-        self.last = Place(level, run.seqs[stop - 1])
-
     def may_be(self, item: bytes) -> bool:
         """Return whether the content header of a message in its frames has one of the strings."""
         end = 8 + (item[3] << 24 | item[4] << 16 | item[5] << 8 | item[6]) if len(item) > 7 else 0
@@ -70,6 +65,9 @@ def peek(
     found: list[Seen] = []
     if search is not None:
         search.begin()
+    # The last message that a search has looked at: for most others nobody wants to know their places.
+    at_level, at_stop = 0, 0
+    at_run: Run | None = None
     lying = machine.ready.behind(behind)
     if waiting and machine.delayed.count:
         lying = chain(lying, _waiting(machine, behind))
@@ -82,7 +80,8 @@ def peek(
             for index in range(first, stop):
                 if search.may_be(run.contents[index]):
                     found.append(Seen(level, run.seen(index, index + 1)))
-            search.reached(level, run, stop, stop - first)
+            at_level, at_run, at_stop = level, run, stop
+            search.looked_at += stop - first
             count -= stop - first
             if not count:
                 break
@@ -94,15 +93,19 @@ def peek(
                 fits = max(fits, 1)
                 found.append(Seen(level, part.part(0, fits)))
                 if search is not None:
-                    search.reached(level, run, first + fits, fits)
+                    at_level, at_run, at_stop = level, run, first + fits
+                    search.looked_at += fits
             break
         found.append(Seen(level, part))
         if search is not None:
-            search.reached(level, run, stop, stop - first)
+            at_level, at_run, at_stop = level, run, stop
+            search.looked_at += stop - first
         count -= stop - first
         size -= part.size
         if not count:
             break
+    if search is not None and at_run is not None:
+        search.last = Place(at_level, at_run.seqs[at_stop - 1])
     return found
 
 
