@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from amqp_server.broker.message_sizes import MessageSizes
-from amqp_server.broker.traffic import Ended
+from amqp_server.broker.traffic import Ended, MessageSizes
 from amqp_server.errors import ResourceError
 
 

@@ -14,11 +14,11 @@ from amqp_server.broker.access.http_permissions import AnswerAwaited
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
-from amqp_server.broker.message_sizes import BOUNDS, MessageSizes
 from amqp_server.broker.questions import cancels
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
+from amqp_server.broker.traffic import SIZE_BOUNDS, MessageSizes
 from amqp_server.channel import retries
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
@@ -548,7 +548,7 @@ def _count_sizes(sizes: MessageSizes, contents: list[bytes]) -> int:
         return sum(map(len, contents))
     item, count = contents[0], len(contents)
     size = int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big")
-    sizes.by_bound[bisect_left(BOUNDS, size)] += count
+    sizes.by_bound[bisect_left(SIZE_BOUNDS, size)] += count
     sizes.bytes += size * count
     return len(item) * count
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqp_server.broker.message_sizes import BOUNDS
+from amqp_server.broker.traffic import SIZE_BOUNDS
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_others
 
@@ -14,7 +14,7 @@ async def message_sizes(call: Call) -> Any:
     for the last row.
     """
     sizes = call.broker.counts.message_sizes
-    bounds: list[int | None] = [*BOUNDS, None]
+    bounds: list[int | None] = [*SIZE_BOUNDS, None]
     rows = [{"up_to": bound, "count": count} for bound, count in zip(bounds, sizes.by_bound, strict=True)]
     told = {"bytes": sizes.bytes, "sizes": rows}
     if not call.local:

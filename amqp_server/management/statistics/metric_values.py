@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.broker.traffic import Ended, Traffic
+from amqp_server.broker.traffic import Ended, MessageSizes, Traffic
 from amqp_server.conditions import CONDITIONS
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
@@ -21,7 +21,6 @@ from persistence.commits.committing import Syncs
 from persistence.own_process import files_limit, open_files
 
 if TYPE_CHECKING:
-    from amqp_server.broker.message_sizes import MessageSizes
     from amqp_server.management.parts import ManagedParts
 
 Values = tuple[float, ...]

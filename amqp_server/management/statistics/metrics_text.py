@@ -11,8 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iter
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from amqp_server.broker.message_sizes import BOUNDS as SIZE_BOUNDS
-from amqp_server.broker.traffic import Traffic
+from amqp_server.broker.traffic import SIZE_BOUNDS, Traffic
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.statistics.head_timestamp import head_timestamp
 from amqp_server.management.statistics.metric_values import Looked, Measures, OwnMetric
