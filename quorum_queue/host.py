@@ -11,7 +11,7 @@ from quorum_queue.machine.attributes import ALL, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import READY, TransactionId
-from quorum_queue.machine.peeking import Seen
+from quorum_queue.machine.peeking import Search, Seen
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
@@ -301,7 +301,16 @@ class QueueHost:
     def ms_until(self, time_ms: int) -> int:
         return 0
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
+    def peek(
+        self,
+        behind: Place,
+        count: int,
+        size: int,
+        done: Peeked,
+        *,
+        waiting: bool = False,
+        search: Search | None = None,
+    ) -> None:
         """See quorum_queue.ports.Host."""
         done(Refused(self.ended_text) if self.ended else NOT_HERE)
 

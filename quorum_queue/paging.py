@@ -12,7 +12,7 @@ from quorum_queue.host import Peeked, QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
-from quorum_queue.machine.peeking import Seen, peek
+from quorum_queue.machine.peeking import Search, Seen, peek
 from quorum_queue.machine.ready import Place, Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
@@ -306,7 +306,16 @@ class Paging(QueueHost):
             self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
         return found
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
+    def peek(
+        self,
+        behind: Place,
+        count: int,
+        size: int,
+        done: Peeked,
+        *,
+        waiting: bool = False,
+        search: Search | None = None,
+    ) -> None:
         """See quorum_queue.ports.Host."""
 
         waits = 0
@@ -316,7 +325,7 @@ class Paging(QueueHost):
             if why or self.ended:
                 done(why[0] if why else Refused(self.ended_text))
                 return
-            found = peek(self.machine, behind, count, size, waiting=waiting)
+            found = peek(self.machine, behind, count, size, waiting=waiting, search=search)
             missing = [run for _, run in found if run.contents is None]
             waits = self._ask(missing, came) if missing else 0
             if not waits:
@@ -331,7 +340,8 @@ class Paging(QueueHost):
                 done(Refused(self.ended_text))
             else:
                 # Some messages may be gone meanwhile.
-                done(list(self._with_bodies(peek(self.machine, behind, count, size, waiting=waiting))))
+                found = peek(self.machine, behind, count, size, waiting=waiting, search=search)
+                done(list(self._with_bodies(found)))
 
         self.barrier(begin)
 

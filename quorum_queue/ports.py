@@ -11,7 +11,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import TransactionId
-from quorum_queue.machine.peeking import Seen
+from quorum_queue.machine.peeking import Search, Seen
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.record.states import (
     Found,
@@ -514,10 +514,11 @@ class Host(Recipient, Protocol):
         done: Callable[[list[Seen] | Refused], None],
         *,
         waiting: bool = False,
+        search: Search | None = None,
     ) -> None:
         """Give copies of ready messages behind a place with their contents, at most `count` of them with
         `size` bytes together, after everything that clients of any node have had answers to; and then, if
-        `waiting`, of those that wait (see machine.peeking). Nothing changes.
+        `waiting`, of those that wait; with a `search` only of some (see machine.peeking). Nothing changes.
         """
 
     def ms_until(self, time_ms: int) -> int:

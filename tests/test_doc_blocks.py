@@ -58,6 +58,7 @@ PRINTED = {
     "docs/queues.md": ["messages: 1\n"],
     "docs/delays.md": [
         "waits: None\njob failed: 1\n",
+        "call ann is busy\ncall ann is busy\ncall ann after failures: 2\n",
         "at once: None\nhalf a second later\none second later\n",
         "True False\n",
     ],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from amqp_server.broker.traffic import Ended
+from amqp_server.broker.traffic import Ended, MessageSizes
 from amqp_server.errors import ResourceError
 
 
@@ -16,6 +16,7 @@ class ObjectCounts:
         "declared_bytes",
         "ended",
         "exchanges",
+        "message_sizes",
         "paused_queues",
         "queues",
     )
@@ -26,6 +27,8 @@ class ObjectCounts:
         #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.declared_memory.
         self.declared_bytes = 0
         self.ended = Ended()
+        #: Of messages that clients have published.
+        self.message_sizes = MessageSizes()
 
     def check_declared(self, weight: int) -> None:
         """Check that something of this weight may be declared. Raises ResourceError."""

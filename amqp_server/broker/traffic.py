@@ -6,6 +6,9 @@ node, so that totals never fall.
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from typing import Final
+
 #: Names of the counters of a Traffic, as in RabbitMQ's management API.
 COUNTERS = (
     "publish",
@@ -80,6 +83,26 @@ class Traffic:
             self.get_no_ack,
             self.get_empty,
         )
+
+
+#: RabbitMQ's upper bounds of the sizes of messages, bytes of the body; the last bucket has no bound.
+SIZE_BOUNDS: Final = (100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 50_000_000, 100_000_000)
+
+
+class MessageSizes:
+    """Messages that clients have published, by their size. channel.publish counts them, a batch at a time."""
+
+    __slots__ = ("by_bound", "bytes")
+
+    def __init__(self) -> None:
+        self.by_bound = [0] * (len(SIZE_BOUNDS) + 1)
+        #: The sum of all sizes.
+        self.bytes = 0
+
+    def note_each(self, sizes: list[int]) -> None:
+        self.bytes += sum(sizes)
+        for size in sizes:
+            self.by_bound[bisect_left(SIZE_BOUNDS, size)] += 1
 
 
 class Logins:

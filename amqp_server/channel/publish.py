@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
@@ -17,6 +18,8 @@ from amqp_server.broker.questions import cancels
 from amqp_server.broker.reply import PSEUDO_QUEUE
 from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
+from amqp_server.broker.traffic import SIZE_BOUNDS, MessageSizes
+from amqp_server.channel import retries
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.delays import always_waits, is_asked, wait_ms
@@ -46,6 +49,8 @@ PART_QUEUES = 64
 PART_COPIES = 64 * 1024
 #: Keys in CC and BCC whose permission is asked for at once, where another server knows it.
 KEYS_ASKED_MAX = 64
+#: Where a framed content has the size of its body: behind the frame's header, class and weight.
+BODY_SIZE_AT, BODY_SIZE_END = 11, 19
 #: Large messages, which are prepared a piece at a time, are looked for among at most this many.
 LARGE_AMONG = 16
 #: Routes cached for one publish frame of an exchange that looks at headers.
@@ -60,6 +65,8 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     """Check and route a publish frame. Raises NotFound, AccessRefused, NotImplemented_."""
     if method.immediate:
         raise NotImplemented_("immediate=true")
+    if method.exchange == retries.EXCHANGE:
+        return retries.make_route(channel, key, method)
     connection, vhost, broker = channel.connection, channel.vhost, channel.broker
     exchange, routing_key = method.exchange, method.routing_key
     route = PublishRoute(
@@ -258,6 +265,8 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     long; FrameError for malformed properties; RouteAwaited; for keys in CC and BCC AccessRefused and
     AnswerAwaited.
     """
+    if assembly.route.exchange == retries.EXCHANGE:
+        return retries.give_back(channel, assembly)
     connection = channel.connection
     username, frame_max = connection.client.username, connection.limits.frame_max
     route, payload, body_size = assembly.route, assembly.header, assembly.body_size
@@ -439,19 +448,19 @@ def publish(segment: Segment, commit: CommitOrigin | None = None) -> Sequence[Re
     """Hand the messages of a segment to the queues, which apply them at the end of the turn; return their
     hosts.
     """
-    targets, origin, first = begin_publish(segment, commit)
+    targets, origin, first, size = begin_publish(segment, commit)
     channel: Channel = segment.route.publisher
     if channel.vhost.tracing:
         for _ in trace_publish(channel, segment) or ():
             pass
-    return _give(segment, targets, origin, first)
+    return _give(segment, targets, origin, first, size)
 
 
 def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     """Like `publish`, but many queues get the messages step by step, and copies for the firehose are made so,
     too: return an iterator whose steps do the rest.
     """
-    targets, origin, first = begin_publish(segment, None)
+    targets, origin, first, size = begin_publish(segment, None)
     channel: Channel = segment.route.publisher
     copies = trace_publish(channel, segment) if channel.vhost.tracing else None
     if copies is not None:
@@ -460,7 +469,7 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
         return hand_over(segment, targets, origin, first)
     if len(targets) > PART_QUEUES or len(targets) * len(segment.contents) > PART_COPIES:
         return hand_over(segment, targets, origin, first)
-    _give(segment, targets, origin, first)
+    _give(segment, targets, origin, first, size)
     return None
 
 
@@ -485,9 +494,9 @@ def read_groups(segment: Segment) -> PreconditionFailed | None:
     return error
 
 
-def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[Target], Any, int]:
-    """Number the messages; return the targets that get them, the origin that wants their answers, and the
-    first number.
+def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[Target], Any, int, int]:
+    """Number and count the messages; return the targets that get them, the origin that wants their answers,
+    the first number, and their bytes.
     """
     route = segment.route
     channel: Channel = route.publisher
@@ -503,6 +512,7 @@ def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[T
         origin = confirms = Lane(mix.answers, segment.lane)
     first = confirms.number(count) if confirms is not None else 0
     targets = _present(channel, route, count)
+    size = _count_sizes(channel.broker.counts.message_sizes, contents)
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count
@@ -523,8 +533,24 @@ def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[T
         origin = commit.await_answers(count)
     # To a transaction each refusal matters at once: answers of other queues may come after the commit.
     if confirms is not None and len(targets) > 1 and origin is not commit:
-        return targets, Copies(origin, first, count, len(targets)), first
-    return targets, origin, first
+        return targets, Copies(origin, first, count, len(targets)), first, size
+    return targets, origin, first, size
+
+
+def _count_sizes(sizes: MessageSizes, contents: list[bytes]) -> int:
+    """Count messages by the size of their bodies; return the bytes of all of them with their frames.
+
+    Messages whose frames have the same length count as of one size: a difference would be one that their
+    properties make up for.
+    """
+    if len(set(map(len, contents))) != 1:
+        sizes.note_each([int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big") for item in contents])
+        return sum(map(len, contents))
+    item, count = contents[0], len(contents)
+    size = int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big")
+    sizes.by_bound[bisect_left(SIZE_BOUNDS, size)] += count
+    sizes.bytes += size * count
+    return len(item) * count
 
 
 def _return_in_order(

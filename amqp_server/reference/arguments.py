@@ -75,6 +75,11 @@ PUBLISHED = {
         "integer, ms",
         "[how long the message waits](../delays.md#delayed-messages) before it is delivered first",
     ),
+    "x-delivery-tag": (
+        "integer",
+        "delivery that [goes back to wait for `x-delay`](../delays.md#a-delay-for-one-message), to `amq.mqd.retry`",
+    ),
+    "x-failed": ("true, false", "whether that counts as a failure"),
     "x-deliver-at": ("timestamp, or integer, ms since 1970", "until when it waits"),
     "x-group-id": (
         "text",

@@ -63,6 +63,8 @@ _PRIORITY_ZERO: Final = 128
 #: verb, key, first and last delivery id
 _RANGE: Final = struct.Struct(">BIQQ")
 _RANGE_BYTES: Final = 21
+#: verb, key, first and last delivery id, how long they wait (ms), whether they failed
+_RETRY: Final = struct.Struct(">BIQQQB")
 #: verb, key, flags, prefetch, window's limit, priority, next delivery id
 _ATTACH: Final = struct.Struct(">BIBQQqQ")
 _NO_ACK, _EXCLUSIVE, _PAUSED = 1, 2, 4
@@ -108,6 +110,8 @@ _V_RESOLVE: Final = 22
 _V_STATUS: Final = 23
 #: From versions.FAILURES on.
 _V_FAIL: Final = 24
+#: From versions.RETRY_WAITS on.
+_V_RETRY: Final = 25
 _RANGES = {"settle": _V_SETTLE, "return": _V_RETURN, "discard": _V_DISCARD, "fail": _V_FAIL}
 _RANGE_NAMES = {verb: name for name, verb in _RANGES.items()}
 _VALUES = {"detach": _V_DETACH, "pause": _V_PAUSE, "prefetch": _V_PREFETCH, "window": _V_WINDOW}
@@ -191,6 +195,9 @@ def encode_batch(
             verb = command[0]
         if verb in _RANGES:
             parts.append(_RANGE.pack(_RANGES[verb], key_number(command[1]), command[2], command[3]))
+        elif verb == "retry":
+            _, key, low, high, wait_ms, failed = command
+            parts.append(_RETRY.pack(_V_RETRY, key_number(key), low, high, wait_ms, failed))
         elif verb in ENQUEUES:
             contents = command[1].contents
             assert contents
@@ -423,6 +430,10 @@ class _Decoder:
                 found: tuple[int, int, int, int] = _RANGE.unpack_from(data, self._offset)
                 self._offset += _RANGE_BYTES
                 commands.append((_RANGE_NAMES[verb], keys[found[1]], found[2], found[3]))
+            elif verb == _V_RETRY:
+                _, number, low, high, wait_ms, failed = _RETRY.unpack_from(data, self._offset)
+                self._offset += _RETRY.size
+                commands.append(("retry", keys[number], low, high, min(wait_ms, LATEST_MS), bool(failed)))
             elif verb in _VALUE_NAMES:
                 _, key, value = _VALUE.unpack_from(data, self._offset)
                 self._offset += _VALUE.size

@@ -18,6 +18,8 @@ Commands are tuples whose first field names them:
     ("settle", key, low, high)                        done with these deliveries
     ("return", key, low, high)                        put them back to their places
     ("fail", key, low, high)                          the same, and their delivery counts as failed
+    ("retry", key, low, high, wait_ms, failed)        the same, but they wait that long; from
+                                                      versions.RETRY_WAITS on
     ("discard", key, low, high)                       rejected: to the dead-letter exchange
     ("get", Consumer)                                 basic.get: hand one message to this consumer; from
                                                       versions.PICKS on it may want the one at a position,
@@ -991,13 +993,21 @@ class Machine:
     def _fail(self, meta: Meta, command: Command, effects: Effects) -> None:
         self._come_back(meta, command, effects, failed=True)
 
-    def _come_back(self, meta: Meta, command: Command, effects: Effects, *, failed: bool) -> None:
+    def _retry(self, meta: Meta, command: Command, effects: Effects) -> None:
+        own_ms: int | None = command[4]
+        if self.version < versions.RETRY_WAITS:
+            own_ms = None
+        self._come_back(meta, command[:4], effects, failed=command[5], own_ms=own_ms)
+
+    def _come_back(
+        self, meta: Meta, command: Command, effects: Effects, *, failed: bool, own_ms: int | None = None
+    ) -> None:
         consumer = self.consumers.by_key.get(command[1])
         runs = self._take(command, effects)
         if consumer is not None and consumer.position:
             self._put_picked(meta, runs, effects)
         else:
-            self._give_back(meta, runs, effects, failed=failed)
+            self._give_back(meta, runs, effects, failed=failed, own_ms=own_ms)
 
     def _put_picked(self, meta: Meta, runs: list[Run], effects: Effects) -> None:
         """Put picked messages back to their places: nobody has seen them."""
@@ -1019,11 +1029,15 @@ class Machine:
         if runs and self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
 
-    def _give_back(self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool) -> None:
-        """Take messages back from a consumer, for others or to wait."""
+    def _give_back(
+        self, meta: Meta, runs: list[Run], effects: Effects, *, failed: bool, own_ms: int | None = None
+    ) -> None:
+        """Take messages back from a consumer, for others or to wait: as the settings say, or, if given, for
+        `own_ms`.
+        """
         settings, strict = self.settings, self.counts_failures
         limit = settings.delivery_limit
-        waits = settings.retry_type != "disabled" and self.version >= versions.RETRIES
+        waits = settings.retry_type != "disabled" and self.version >= versions.RETRIES or own_ms is not None
         kept: list[Run] = []
         for run in runs:
             if self.frozen.active:
@@ -1042,7 +1056,7 @@ class Machine:
                 continue
             if self.record is not None:
                 self.record.changed(run.seqs, QUEUED)
-            wait = wait_ms(settings, run.attempts, failed=failed) if waits else 0
+            wait = self._wait_ms(run, own_ms, failed=failed) if waits else 0
             if wait:
                 for part, due_ms in self._waiting(run, min(meta.now_ms + wait, LATEST_MS)):
                     effects.delayed.append((due_ms, _as_delivered(part)))
@@ -1055,6 +1069,9 @@ class Machine:
             self.ready.put_back(kept)
         if (kept or self.delayed.count) and self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
+
+    def _wait_ms(self, run: Run, own_ms: int | None, *, failed: bool) -> int:
+        return wait_ms(self.settings, run.attempts, failed=failed) if own_ms is None else own_ms
 
     def _waiting(self, run: Run, until_ms: int) -> Iterator[tuple[Run, int]]:
         """Yield messages that came back with the time until which they wait: they expire while they wait."""
@@ -1557,6 +1574,7 @@ _APPLY: dict[str, Callable[[Machine, Meta, Command, Effects], None]] = {
     "settle": Machine._settle,
     "return": Machine._return,
     "fail": Machine._fail,
+    "retry": Machine._retry,
     "discard": Machine._reject,
     "get": Machine._get,
     "window": Machine._window,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -23,13 +23,51 @@ class Seen(NamedTuple):
         return (Place(self.level, seq) for seq in self.run.seqs)
 
 
-def peek(machine: Machine, behind: Place, count: int, size: int, *, waiting: bool = False) -> list[Seen]:
+class Search:
+    """Looks for messages whose headers contain one of some byte strings. Others whose bodies are in memory
+    are passed over without a copy; the asker looks at all that it gets.
+    """
+
+    __slots__ = ("_sought", "last", "looked_at")
+
+    def __init__(self, sought: Sequence[bytes]) -> None:
+        self._sought = list(sought)
+        #: How many messages were looked at, passed over or not, and the place of the last one.
+        self.looked_at = 0
+        self.last: Place | None = None
+
+    def begin(self) -> None:
+        self.looked_at, self.last = 0, None
+
+    def may_be(self, item: bytes) -> bool:
+        """Return whether the content header of a message in its frames has one of the strings."""
+        end = 8 + (item[3] << 24 | item[4] << 16 | item[5] << 8 | item[6]) if len(item) > 7 else 0
+        for each in self._sought:  # noqa: SIM110 (a generator for each message would take as long again)
+            if item.find(each, 0, end) >= 0:
+                return True
+        return False
+
+
+def peek(
+    machine: Machine,
+    behind: Place,
+    count: int,
+    size: int,
+    *,
+    waiting: bool = False,
+    search: Search | None = None,
+) -> list[Seen]:
     """Return copies of at most `count` messages behind a place, in the order of delivery, with `size` bytes
     of contents together; one at least, however large it is. Their bodies may be on the disk. Messages of a
     transaction that is not complete are not shown. `waiting`: messages that wait come behind the ready ones;
-    instead of a level they have the time at which they are due, below zero.
+    instead of a level they have the time at which they are due, below zero. `search`: only some of them.
     """
     found: list[Seen] = []
+    if search is not None:
+        search.begin()
+    # The last message that a search has looked at: for most others nobody wants to know their places.
+    at_level, at_stop = 0, 0
+    at_run: Run | None = None
     lying = machine.ready.behind(behind)
     if waiting and machine.delayed.count:
         lying = chain(lying, _waiting(machine, behind))
@@ -38,17 +76,36 @@ def peek(machine: Machine, behind: Place, count: int, size: int, *, waiting: boo
             # Held messages are in runs of their own.
             continue
         stop = min(first + count, len(run.seqs))
+        if search is not None and run.contents is not None:
+            for index in range(first, stop):
+                if search.may_be(run.contents[index]):
+                    found.append(Seen(level, run.seen(index, index + 1)))
+            at_level, at_run, at_stop = level, run, stop
+            search.looked_at += stop - first
+            count -= stop - first
+            if not count:
+                break
+            continue
         part = run.seen(first, stop)
         fits = _fitting(part, size)
         if fits < len(part.seqs):
             if fits or not found:
-                found.append(Seen(level, part.part(0, max(fits, 1))))
+                fits = max(fits, 1)
+                found.append(Seen(level, part.part(0, fits)))
+                if search is not None:
+                    at_level, at_run, at_stop = level, run, first + fits
+                    search.looked_at += fits
             break
         found.append(Seen(level, part))
+        if search is not None:
+            at_level, at_run, at_stop = level, run, stop
+            search.looked_at += stop - first
         count -= stop - first
         size -= part.size
         if not count:
             break
+    if search is not None and at_run is not None:
+        search.last = Place(at_level, at_run.seqs[at_stop - 1])
     return found
 
 

@@ -37,7 +37,7 @@ node only begins with the newest.
         middle; queues have message groups
 
     9   mqd 0.2: messages expire at their time, wherever they stand in a queue; operators and clients take
-        messages out of a queue that wait
+        messages out of a queue that wait; who returns a message may say how long it waits
 
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
@@ -127,6 +127,9 @@ CANCELS = 9
 #: Messages expire behind others, too.
 EXACT_EXPIRY = 9
 
+#: A return may say how long its messages wait, whatever the queue's settings are (("retry", …)).
+RETRY_WAITS = 9
+
 NEWEST = 9
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
@@ -170,6 +173,7 @@ __all__ = [
     "PROTECTION",
     "REMOVED",
     "RETRIES",
+    "RETRY_WAITS",
     "RETURNED",
     "ROOM",
     "SEALS",

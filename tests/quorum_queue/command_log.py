@@ -65,7 +65,7 @@ def _random_command(random: Random) -> Plain:
     if random.random() < 0.06:
         return "pause_queue", random.random() < 0.4, random.random() < 0.4
     verb = random.choice(
-        ["enqueue"] * 6 + ["settle", "return", "return", "fail", "discard"] * 2
+        ["enqueue"] * 6 + ["settle", "return", "return", "fail", "discard"] * 2 + ["retry"] * 2
         + ["attach"] * 3 + ["detach", "pause", "prefetch", "get", "purge", "tick", "dead_lettered"]
     )  # fmt: skip
     key = random.choice(KEYS)
@@ -93,9 +93,10 @@ def _random_command(random: Random) -> Plain:
         return verb, key, random.random() < 0.3
     if verb == "prefetch":
         return verb, key, random.choice([0, 1, 4])
-    if verb in ("settle", "return", "fail", "discard"):
+    if verb in ("settle", "return", "fail", "retry", "discard"):
         low = random.randint(0, 20)
-        return verb, random.choice([*KEYS, GETTER]), low, low + random.choice([0, 1, 5, 40])
+        more = (random.choice([0, 2, 9]), random.random() < 0.5) if verb == "retry" else ()
+        return verb, random.choice([*KEYS, GETTER]), low, low + random.choice([0, 1, 5, 40]), *more
     if verb == "dead_lettered":
         low = random.randint(1, 30)
         return verb, low, low + random.randint(0, 9)
@@ -155,11 +156,11 @@ class Reader:
                 consumer.next_id = self.getter_id
                 self.getter_id += 1
             return verb, consumer
-        if verb in ("settle", "return", "fail", "discard"):
+        if verb in ("settle", "return", "fail", "retry", "discard"):
             # A client can't know a delivery from the same batch that has its command.
-            _, key, low, high = command
+            _, key, low, high, *more = command
             held = self.machine.consumers.by_key.get(key)
-            return (verb, key, low, min(high, held.next_id - 1)) if held is not None else None
+            return (verb, key, low, min(high, held.next_id - 1), *more) if held is not None else None
         if verb == "pause_queue":
             deliveries, publishes = command[1:]
             settings = replace(

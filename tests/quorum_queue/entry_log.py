@@ -107,7 +107,7 @@ class Sender:
         if random.random() < 0.2:
             return self._part_of_transaction(random)
         verb = random.choice(
-            ["enqueue"] * 5 + ["enqueue_once"] * 3 + ["settle", "return", "return", "fail", "discard"] * 2
+            ["enqueue"] * 5 + ["enqueue_once"] * 3 + ["settle", "return", "return", "fail", "discard"] * 2 + ["retry"] * 2
             + ["attach"] * 4
             + ["detach", "pause", "prefetch", "window", "get", "purge", "tick", "touch", "dead_lettered"]
             + ["configure"] * (random.random() < 0.2) + ["node_down"] * (random.random() < 0.4)
@@ -130,9 +130,10 @@ class Sender:
             return verb, key, random.random() < 0.5
         if verb in ("prefetch", "window"):
             return verb, key, random.choice([0, 1, 4])
-        if verb in ("settle", "return", "fail", "discard"):
+        if verb in ("settle", "return", "fail", "retry", "discard"):
             low = random.randint(0, 12)
-            return verb, random.choice([key, (7, 1, None, 0)]), low, low + random.choice([0, 1, 5, 40])
+            more = (random.choice([0, 3, 30]), random.random() < 0.5) if verb == "retry" else ()
+            return verb, random.choice([key, (7, 1, None, 0)]), low, low + random.choice([0, 1, 5, 40]), *more
         if verb == "dead_lettered":
             low = random.randint(1, 30)
             return verb, low, low + random.randint(0, 9)

@@ -449,14 +449,16 @@ class ListModel:
         for message in self.take(key, low, high):
             self.gone(message, "rejected")
 
-    def put_back(self, key: Key, low: int, high: int, failed: bool = False) -> None:
+    def put_back(
+        self, key: Key, low: int, high: int, failed: bool = False, own_wait: int | None = None
+    ) -> None:
         holder = self.holders.get(key)
         messages = self.take(key, low, high)
         if holder is not None and holder.picks:
             self.put_picked(messages)
             return
         limit, strict = self.settings.delivery_limit, self.settings.strict
-        waits = self.settings.retry_type != "disabled"
+        waits = self.settings.retry_type != "disabled" or own_wait is not None
         kept = 0
         for message in messages:
             message.redelivered = True
@@ -467,7 +469,7 @@ class ListModel:
                 continue
             kept += 1
             self.became(message, "queued")
-            wait = self.wait_of(message, failed)
+            wait = self.wait_of(message, failed) if own_wait is None else own_wait
             if wait:
                 due = self.now + wait
                 if message.expires_at is not None:

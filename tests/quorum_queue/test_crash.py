@@ -111,8 +111,10 @@ class QueueOnDisk(RuleBasedStateMachine):
             self.host.pending.append(("attach", Consumer(key, prefetch=prefetch, sink=self.receivers[key])))
         self.turn()
 
-    @rule(key=st.sampled_from(["a", "b"]), data=st.data(), verb=st.sampled_from(["settle", "return", "fail"]))
-    def settle(self, key: str, data: st.DataObject, verb: str) -> None:
+    @rule(key=st.sampled_from(["a", "b"]), data=st.data(), verb=st.sampled_from(["settle", "return", "fail", "retry"]),
+          own_ms=st.sampled_from([0, 3, 40]), failed=st.booleans())  # fmt: skip
+    def settle(self, key: str, data: st.DataObject, verb: str, own_ms: int, failed: bool) -> None:
+        """`own_ms`, `failed`: of a return that says itself how long it waits."""
         held = self.held.get(key)
         if not held:
             return
@@ -122,10 +124,12 @@ class QueueOnDisk(RuleBasedStateMachine):
         for delivery_id in [delivery_id for delivery_id in ids if low <= delivery_id <= high]:
             sent = held.pop(delivery_id)
             if verb != "settle":
-                counted = self.quorum or bool(self.waits_ms)
+                counted = self.quorum or bool(self.waits_ms) or verb == "retry"
                 sent.acquired += self.quorum
-                sent.attempts += counted and verb == "fail"
-                if self.waits_ms:
+                sent.attempts += counted and (failed if verb == "retry" else verb == "fail")
+                if verb == "retry":
+                    sent.due_ms = own_ms and self.node.services.queue_time.now_ms() + own_ms
+                elif self.waits_ms:
                     wait_ms = min(self.waits_ms * max(1, sent.attempts), 2 * self.waits_ms)
                     sent.due_ms = self.node.services.queue_time.now_ms() + wait_ms
             else:
@@ -133,7 +137,8 @@ class QueueOnDisk(RuleBasedStateMachine):
                 # Numbers of messages that never reach the disk are used again.
                 if sent.persistent:
                     self.acknowledged.add(sent.seq)
-        self.host.pending.append((verb, key, low, high))
+        own = (own_ms, failed) if verb == "retry" else ()
+        self.host.pending.append((verb, key, low, high, *own))
         self.turn()
 
     @rule(deliveries=st.booleans(), publishes=st.booleans())

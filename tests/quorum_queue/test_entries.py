@@ -88,6 +88,7 @@ commands = st.one_of(
     enqueues(),
     consumers(),
     st.tuples(st.sampled_from(["settle", "return", "fail", "discard"]), keys, U64, U64),
+    st.tuples(st.just("retry"), keys, U64, U64, st.integers(0, LATEST_MS), st.booleans()),
     st.tuples(st.sampled_from(["detach", "pause"]), keys, st.booleans()),
     st.tuples(st.sampled_from(["prefetch", "window"]), keys, U64),
     st.tuples(st.just("purge"), st.none() | st.integers(0, 1 << 60)),
@@ -126,7 +127,7 @@ def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tupl
         heads = [run.head_of(index) for index in range(len(run.seqs))]
         seqs = run.seqs if owner is None else range(ordinal, ordinal + len(run.seqs))
         return verb, seqs, sizes, run.size, heads, run.attributes, run.expires_at, *command[2:]
-    if verb in ("settle", "return", "fail", "discard", "detach", "pause", "prefetch", "window"):
+    if verb in ("settle", "return", "fail", "retry", "discard", "detach", "pause", "prefetch", "window"):
         return verb, keyed(command[1]), *command[2:]
     return command
 

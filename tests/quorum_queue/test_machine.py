@@ -307,6 +307,21 @@ class MachineComparison(RuleBasedStateMachine):
         apply = verbs[verb]
         self.submit((verb, holder.key, low, high), lambda: apply(holder.key, low, high), now)
 
+    @rule(data=st.data(), wait=st.sampled_from([0, 1, 5, 30]), failed=st.booleans(), now=st.booleans())
+    def retry(self, data: st.DataObject, wait: int, failed: bool, now: bool) -> None:
+        """Whatever the settings of the queue say, they wait that long."""
+        holders = [holder for holder in self.model.holders.values() if holder.next_id]
+        if not holders:
+            return
+        holder = data.draw(st.sampled_from(holders))
+        low = data.draw(st.integers(0, holder.next_id - 1))
+        high = data.draw(st.integers(low, holder.next_id - 1))
+        self.submit(
+            ("retry", holder.key, low, high, wait, failed),
+            lambda: self.model.put_back(holder.key, low, high, failed, wait),
+            now,
+        )
+
     @rule(data=st.data())
     @precondition(lambda self: self.model.dead_lettering)
     def dead_lettered(self, data: st.DataObject) -> None:

@@ -129,7 +129,7 @@ class PreparedCommit:
         given = 0
         for segment in segments:
             self._level = ALL if segment.attributes.confirm_level == ALL else self._level
-            targets, _, _ = begin_publish(segment, transaction.origin)
+            targets, _, _, _ = begin_publish(segment, transaction.origin)
             transaction.origin.take_answers()
             if channel.vhost.tracing:
                 yield from trace_publish(channel, segment) or ()

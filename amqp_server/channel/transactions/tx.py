@@ -297,7 +297,7 @@ class Transaction:
             self._unfinished.finished += 1
         given = 0
         for segment in segments:
-            targets, origin, first = begin_publish(segment, self.origin)
+            targets, origin, first, _ = begin_publish(segment, self.origin)
             if self._channel.vhost.tracing:
                 yield from trace_publish(self._channel, segment) or ()
             weight = max(len(targets), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)

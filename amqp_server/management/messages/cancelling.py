@@ -5,7 +5,7 @@ amq.mqd.cancel (see broker.questions.cancels).
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,6 +17,7 @@ from amqp_server.broker.message_status import id_of
 from amqp_server.broker.questions.answering import Answer, refusal
 from amqp_server.broker.questions.cancels import Request
 from amqp_server.errors import AMQPError, InternalError, Unavailable
+from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.messages.by_hand import require_read
 from amqp_server.management.messages.conditions import Conditions, message_id_of
@@ -24,6 +25,7 @@ from amqp_server.management.messages.moving import BEFORE_WAITING, matching, por
 from amqp_server.management.request.answer import Refusal, bad_request, known, refusal_of
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.time_slices import Slices
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("mqd.management")
 #: Searches under way at a time.
 SEARCHES_MAX = 2
+#: Time after which a search lets other work go first: after about every look at 1,000 messages.
+SLICE_MS = 0.5
 #: The permissions of clients were checked where they asked.
 SCOPES = ("read:*/*",)
 
@@ -89,7 +93,22 @@ async def cancel_waiting(
                 for each in got:
                     message_id = message_id_of(each.content.properties)
                     cancelled[message_id] = cancelled.get(message_id, 0) + 1
+        if cancelled:
+            await _settled(call, queue)
     return cancelled, looked_at, after
+
+
+async def _settled(call: Call, queue: Queue) -> None:
+    """Wait until the queue has the acks, and they are on the disk: what was answered does not come back."""
+
+    def ask(told: Callable[[tuple[Refused, ...]], None]) -> None:
+        queue.host.barrier(lambda *why: told(why))
+
+    answers = await answers_of(call.broker.turn, ask, ANSWER_S)
+    if not answers or answers[0]:
+        why = answers[0][0].text if answers else f"no answer within {ANSWER_S:g} s"
+        raise Unavailable(f"queue '{queue.name}': {why}; whether messages were cancelled is not known")
+    await call.parts.commits.barrier()
 
 
 # -- for clients ---------------------------------------------------------------------------------------------
@@ -97,7 +116,7 @@ async def cancel_waiting(
 
 async def cancel_for_clients(parts: ManagedParts, begun: trio.MemoryReceiveChannel[None]) -> None:
     """Answer requests until cancelled. `begun` gets something when there are some."""
-    slices = Slices(parts.config.http_slice_ms)
+    slices = Slices(SLICE_MS)
     places = trio.CapacityLimiter(SEARCHES_MAX)
 
     async def search(requests: list[Request]) -> None:

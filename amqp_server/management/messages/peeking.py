@@ -32,7 +32,7 @@ from amqp_server.management.request.payloads import PIECE_BYTES
 from amqp_server.management.resources.queues import home_of, host_of, members_of, online
 from amqp_server.wire import content, tables, typed
 from quorum_queue.machine import versions
-from quorum_queue.machine.peeking import Seen
+from quorum_queue.machine.peeking import Search, Seen
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.ports import Host, Refused
 
@@ -137,13 +137,15 @@ async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]
     return _messages(call, host, await _seen(call, host, queue, asked))
 
 
-async def _seen(call: Call, host: Host, queue: Queue, asked: Query) -> list[Seen]:
+async def _seen(
+    call: Call, host: Host, queue: Queue, asked: Query, search: Search | None = None
+) -> list[Seen]:
     place = HEAD
     if asked.after:
         if not _PLACE.fullmatch(asked.after) or (asked.after.startswith("-") and not asked.waiting):
             raise bad_request("after must be the place of a message, such as 0.17")
         place = place_of(asked.after)
-    peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting)
+    peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting, search=search)
     answers = await answers_of(call.broker.turn, peek, ANSWER_S)
     if not answers:
         raise Unavailable(f"queue '{queue.name}' has not answered in {ANSWER_S:g} s; try again")
@@ -166,18 +168,19 @@ async def _look_for(call: Call, queue: Queue, asked: Query, ids: str) -> dict[st
     with refusing(ValueError):
         sought = [bytes.fromhex(each) for each in ids.split(",")]
     rows: list[dict[str, Any]] = []
-    looked_at, last = 0, None
-    host = host_of(call.broker, queue)
-    for seen in await _seen(call, host, queue, asked):
+    host, search = host_of(call.broker, queue), Search(sought)
+    found = await _seen(call, host, queue, asked, search)
+    await call.slices.rest()
+    for seen in found:
         await call.slices.rest()
-        looked_at, last = looked_at + len(seen.run.seqs), f"{seen.level}.{seen.run.seqs[-1]}"
         for index, item in enumerate(seen.run.contents or ()):
             if not any(each in item for each in sought):
                 continue
             for message in _messages(call, host, [Seen(seen.level, seen.run.part(index, index + 1))]):
                 if message_id_of(message.header()) in sought:
                     rows.append(await _row(call, message, asked))
-    return {"messages": rows, "looked_at": looked_at, "next": last}
+    last = None if search.last is None else f"{search.last.level}.{search.last.position}"
+    return {"messages": rows, "looked_at": search.looked_at, "next": last}
 
 
 def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message]:

@@ -15,8 +15,8 @@ function open(title, content) {
   return dialog;
 }
 
-/** Resolves with true if the question was answered with `label`. */
-export function ask(title, text, label) {
+/** Resolves with true if the question was answered with `label`; `no` is on the other button. */
+export function ask(title, text, label, no = "Cancel") {
   return new Promise((resolve) => {
     let answer = false;
     const yes = h("button", {class: "danger"}, label);
@@ -29,7 +29,7 @@ export function ask(title, text, label) {
         },
       },
       h("p", {class: "text"}, text),
-      h("div", {class: "buttons"}, button("Cancel", () => dialog.close()), yes),
+      h("div", {class: "buttons"}, button(no, () => dialog.close()), yes),
     );
     const dialog = open(title, form);
     dialog.addEventListener("close", () => resolve(answer));

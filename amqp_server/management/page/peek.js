@@ -2,9 +2,9 @@
 
 import {get, post} from "./api.js";
 import {button, fill, h} from "./dom.js";
-import {input, labelled} from "./dialog.js";
-import {bytes, count, json, table} from "./format.js";
-import {refused} from "./notice.js";
+import {ask, input, labelled} from "./dialog.js";
+import {bytes, count, json, table, time} from "./format.js";
+import {attempt, done, refused} from "./notice.js";
 
 /** Messages that a search looks through, and maximum number that the node gives at a time. */
 const SEARCHED = {queue: 10_000, stream: 1_000};
@@ -34,8 +34,9 @@ export function peek(vhost, queue, type) {
       label: "Search for",
       help: `In payload, routing key and properties of ${count(searched)} messages, the first ${bytes(SEARCHED_BYTES)} of each; empty: all are shown.`,
     },
+    waiting: {name: "waiting", label: "Also those that wait", type: "checkbox"},
   };
-  const inputs = {offset: input(fields.offset), count: input(fields.count), text: input(fields.text)};
+  const inputs = Object.fromEntries(Object.entries(fields).map(([name, field]) => [name, input(field)]));
   const found = h("div", {class: "messages", "aria-live": "polite"});
   const form = h(
     "form",
@@ -49,6 +50,7 @@ export function peek(vhost, queue, type) {
     isStream && labelled(fields.offset, inputs.offset),
     labelled(fields.count, inputs.count),
     labelled(fields.text, inputs.text),
+    !isStream && labelled(fields.waiting, inputs.waiting),
     h("button", {}, "Show messages"),
     button("Hide", () => fill(found)),
   );
@@ -65,7 +67,7 @@ export function peek(vhost, queue, type) {
       const told = text
         ? `${count(matching.length)} of ${count(messages.length)} messages match.`
         : `${count(messages.length)} messages.`;
-      fill(found, h("p", {}, told), matching.slice(0, wanted).map((message) => article(message, truncate)));
+      fill(found, h("p", {}, told), matching.slice(0, wanted).map((message) => article(message, truncate, cancelling(message))));
     } catch (error) {
       fill(found);
       refused(error);
@@ -81,14 +83,44 @@ export function peek(vhost, queue, type) {
   /** One request looks at a limited number of bytes. */
   async function seen(most, truncate) {
     const messages = [];
+    const waiting = inputs.waiting.checked;
     let after = "";
     while (after !== null && messages.length < most) {
-      const asked = {after, truncate, count: Math.min(AT_ONCE, most - messages.length)};
+      const asked = {after, truncate, count: Math.min(AT_ONCE, most - messages.length), ...(waiting && {waiting})};
       const told = await get(["queues", vhost, queue, "peek"], asked);
       messages.push(...told.messages);
       after = told.next;
     }
     return messages;
+  }
+
+  /**
+   * Return a button for a message that waits and has an id. Who sees the message may cancel it: both need the permission
+   * to read the queue.
+   */
+  function cancelling(message) {
+    const id = message.properties.message_id;
+    if (message.due === undefined || !id) return null;
+    return button("Cancel delivery", async () => {
+      const text = `All messages of ${queue} that wait and have this message-id are deleted, and never delivered. This cannot be undone.`;
+      if (!(await ask(`Cancel the delivery of ${id}?`, text, "Cancel delivery", "Keep it"))) return;
+      await attempt(null, async () => {
+        const cancelled = await cancel(id);
+        done(cancelled ? `${count(cancelled)} messages were cancelled.` : "None waits any more: it was too late.");
+      });
+      look();
+    }, "danger");
+  }
+
+  /** One request looks at a part of the messages that wait. */
+  async function cancel(id) {
+    let cancelled = 0;
+    let told = {};
+    while (told.next !== null) {
+      told = await post(["queues", vhost, queue, "cancel"], {message_id: id, ...(told.next && {after: told.next})});
+      cancelled += told.cancelled;
+    }
+    return cancelled;
   }
 
   const note = h("p", {class: "about"}, NOTES[kind]);
@@ -107,7 +139,7 @@ function properties(message) {
   return line.length <= LINE ? line : json(message.properties);
 }
 
-function article(message, truncate) {
+function article(message, truncate, action) {
   const length = message.payload_encoding === "base64" ? "in Base64, " : "";
   const cut = message.payload_bytes > truncate ? `, the first ${bytes(truncate)} of it` : "";
   const head = [
@@ -116,6 +148,7 @@ function article(message, truncate) {
     `key ${message.routing_key}`,
     `${length}${bytes(message.payload_bytes)}${cut}`,
     message.redelivered && "redelivered",
+    message.due !== undefined && `waits until ${time(message.due)}`,
   ];
   return h(
     "article",
@@ -123,5 +156,6 @@ function article(message, truncate) {
     h("p", {class: "name"}, head.filter(Boolean).join(" · ")),
     Object.keys(message.properties).length > 0 && h("pre", {class: "properties"}, properties(message)),
     h("pre", {tabindex: "0"}, message.payload),
+    action,
   );
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from amqp_server.broker.dead_letter import DeadLetterSender
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.broker.traffic import Ended, Traffic
+from amqp_server.broker.traffic import Ended, MessageSizes, Traffic
 from amqp_server.conditions import CONDITIONS
 from amqp_server.config import VERSION
 from amqp_server.connection.session import Session, State
@@ -84,6 +84,10 @@ class Measures:
     @property
     def ended(self) -> Ended:
         return self._broker.counts.ended
+
+    @property
+    def message_sizes(self) -> MessageSizes:
+        return self._broker.counts.message_sizes
 
     def cluster_name(self) -> str:
         return cluster_name(self._parts)

@@ -11,7 +11,7 @@ from collections.abc import AsyncGenerator, Callable, Collection, Iterable, Iter
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from amqp_server.broker.traffic import Traffic
+from amqp_server.broker.traffic import SIZE_BOUNDS, Traffic
 from amqp_server.management.request.time_slices import Slices
 from amqp_server.management.statistics.head_timestamp import head_timestamp
 from amqp_server.management.statistics.metric_values import Looked, Measures, OwnMetric
@@ -156,6 +156,7 @@ GLOBAL_DELIVERIES = _metrics(
     ("global_messages_redelivered_total", "Total number of messages redelivered to consumers"),
     ("global_messages_acknowledged_total", "Total number of messages acknowledged by consumers"),
 )
+MESSAGE_SIZE = Metric("", "message_size_bytes", "histogram", "Size of messages received from publishers")
 #: By the reason of the death; None: all that their targets have confirmed.
 DEAD_LETTERS: dict[str | None, Metric] = {
     reason: Metric(
@@ -546,7 +547,18 @@ class Scrape:
             for metric, value in zip(metrics, values, strict=True):
                 lines.append(_head(PREFIX + metric.name, metric.kind, metric.help))
                 lines.append(f"{PREFIX}{metric.name}{told} {value}\n")
-        return "".join(lines).encode()
+        return ("".join(lines) + self._sizes()).encode()
+
+    def _sizes(self) -> str:
+        sizes, name = self._measures.message_sizes, PREFIX + MESSAGE_SIZE.name
+        bounds, count = (*map(str, SIZE_BOUNDS), "+Inf"), 0
+        lines = [_head(name, MESSAGE_SIZE.kind, MESSAGE_SIZE.help)]
+        for bound, here in zip(bounds, sizes.by_bound, strict=True):
+            count += here
+            lines.append(f"{name}_bucket{labels(protocol='amqp091', le=bound)} {count}\n")
+        told = labels(protocol="amqp091")
+        lines.append(f"{name}_sum{told} {sizes.bytes}\n{name}_count{told} {count}\n")
+        return "".join(lines)
 
     # -- of objects ------------------------------------------------------------------------------------------
 
@@ -732,3 +744,4 @@ def names() -> Iterable[str]:
     for table in tables:
         for metric in table:
             yield metric.shown(PREFIX)
+    yield from (f"{PREFIX}{MESSAGE_SIZE.name}_{part}" for part in ("bucket", "count", "sum"))

@@ -216,6 +216,36 @@ def memory_breakdown(invocation: Invocation) -> None:
 
 
 @mqctl.command(
+    "message_size_stats",
+    help="Prints how many messages of which sizes the clients of all nodes have published since the nodes started.",
+)
+@pass_invocation
+def message_size_stats(invocation: Invocation) -> None:
+    rows = invocation.client.get("message-sizes")["sizes"]
+    total = sum(row["count"] for row in rows)
+    told, above = [], 0
+    for row in rows:
+        text = (
+            f"above {_size(above)}"
+            if row["up_to"] is None
+            else f"between {_size(above)} and {_size(row['up_to'])}"
+        )
+        if not above:
+            text = f"below {_size(row['up_to'])}"
+        told.append((text, row["count"], f"{100 * row['count'] / total if total else 0:.2f}"))
+        above = row["up_to"]
+    show(("Message Size", "Count", "Percentage"), told, invocation)
+
+
+def _size(size: int) -> str:
+    """Return a size as RabbitMQ's command writes it."""
+    for unit, factor in (("MB", 1_000_000), ("KB", 1_000)):
+        if size >= factor:
+            return f"{size // factor}{unit}"
+    return f"{size}B"
+
+
+@mqctl.command(
     "list_feature_flags", help="Lists feature flags, which some clients check before they use a feature."
 )
 @pass_invocation

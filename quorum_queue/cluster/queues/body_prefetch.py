@@ -11,7 +11,7 @@ from quorum_queue.cluster.queues import contents
 from quorum_queue.cluster.queues.contents import Places
 from quorum_queue.empty import NO_DICT
 from quorum_queue.host import Peeked
-from quorum_queue.machine.peeking import Seen, peek
+from quorum_queue.machine.peeking import Search, Seen, peek
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Refused
@@ -97,14 +97,22 @@ class LetterWarming(Warming):
 class Peeking(Warming):
     """For a question for messages as they lie. Those that are settled while it waits are left out."""
 
-    __slots__ = ("_behind", "_count", "_done", "_found", "_size", "_waiting")
+    __slots__ = ("_behind", "_count", "_done", "_found", "_search", "_size", "_waiting")
 
     def __init__(
-        self, host: GroupHost, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool
+        self,
+        host: GroupHost,
+        behind: Place,
+        count: int,
+        size: int,
+        done: Peeked,
+        *,
+        waiting: bool,
+        search: Search | None,
     ) -> None:
         super().__init__(host)
         self._behind, self._count, self._size, self._done = behind, count, size, done
-        self._waiting = waiting
+        self._waiting, self._search = waiting, search
         self._found: list[tuple[Seen, Places]] = []
 
     def see(self) -> None:
@@ -114,7 +122,14 @@ class Peeking(Warming):
             self._done(Refused(host.ended_text))
             return
         find = host.replica.find
-        found = peek(host.replica.machine, self._behind, self._count, self._size, waiting=self._waiting)
+        found = peek(
+            host.replica.machine,
+            self._behind,
+            self._count,
+            self._size,
+            waiting=self._waiting,
+            search=self._search,
+        )
         self._found = [(each, find(each.run.seqs)) for each in found]
         answer: list[Seen] = []
         for each, places in self._found:

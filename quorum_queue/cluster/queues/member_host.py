@@ -36,6 +36,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.peeking import Search
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
@@ -50,6 +51,8 @@ logger = logging.getLogger("mqd.quorum_queue")
 
 #: Answer to a client whose seal may have been applied or not.
 UNKNOWN = Refused("it is not known whether the queue met the condition; try again")
+#: Messages that one step of a search looks at: here each body is found in its entry.
+SEARCHED_MAX = 250
 
 
 class GroupHost(DeferredHost):
@@ -276,8 +279,20 @@ class GroupHost(DeferredHost):
     def ms_until(self, time_ms: int) -> int:
         return time_ms - self.services.clock.monotonic_ms() - self._time_ahead_ms
 
-    def peek(self, behind: Place, count: int, size: int, done: Peeked, *, waiting: bool = False) -> None:
-        self._when_known(Peeking(self, behind, count, size, done, waiting=waiting).see, done)
+    def peek(
+        self,
+        behind: Place,
+        count: int,
+        size: int,
+        done: Peeked,
+        *,
+        waiting: bool = False,
+        search: Search | None = None,
+    ) -> None:
+        if search is not None:
+            count = min(count, SEARCHED_MAX)
+        peeking = Peeking(self, behind, count, size, done, waiting=waiting, search=search)
+        self._when_known(peeking.see, done)
 
     def _when_known(self, then: Callable[[], None], refused: Callable[[Refused], None]) -> None:
         """Call `then` after everything that clients of any node have had answers to."""

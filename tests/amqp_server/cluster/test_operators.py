@@ -94,3 +94,16 @@ def refusal(ring: Ring, at: str, vhost: str = "narrow") -> str:
     except pika.exceptions.AMQPError as error:
         return str(error)
     return ""
+
+
+def test_sizes_of_messages_are_those_of_all_nodes(ring: Ring) -> None:
+    def counts() -> list[int]:
+        found = [[row["count"] for row in ring.get(name, "/api/message-sizes")["sizes"]] for name in NAMES]
+        assert found[0] == found[1] == found[2]
+        return found[0]
+
+    before = counts()
+    for name in NAMES:
+        with ring.channel(name) as channel:
+            channel.basic_publish("amq.fanout", "", bytes(500))
+    assert [after - once for after, once in zip(counts(), before, strict=True)] == [0, 3, 0, 0, 0, 0, 0, 0, 0]

@@ -84,6 +84,31 @@ async def test_sums(node: ManagedNode, peer: Peer) -> None:
     assert value == 1 and {"rabbitmq_node", "rabbitmq_cluster"} <= dict(identity).keys()
 
 
+async def test_sizes_of_messages(node: ManagedNode, peer: Peer) -> None:
+    """Each message once, however many queues it goes to, and in whatever way it is published."""
+    bounds = ("100", "1000", "10000", "100000", "1000000", "10000000", "50000000", "100000000", "+Inf")
+
+    async def counted() -> tuple[list[float], float, float]:
+        found = await scrape(node, "/metrics")
+        name, protocol = "rabbitmq_message_size_bytes", ("protocol", "amqp091")
+        buckets = values(found, f"{name}_bucket")
+        ((total,), (count,)) = (values(found, f"{name}_{part}").values() for part in ("sum", "count"))
+        return [buckets[("le", bound), protocol] for bound in bounds], total, count
+
+    assert await counted() == ([6.0] * 9, 24, 6)
+    # In one batch with others, unroutable, of several frames, and at the limits of a bucket.
+    sizes = [0, 100, 101, 1_000, 1_001, 1_001, 100_001]
+    peer.send(*(published(1, "", "q" if size % 2 else "nowhere", bytes(size)) for size in sizes))
+    before = [8.0, 10.0, 12.0, 12.0, 13.0, 13.0, 13.0, 13.0, 13.0]
+    assert await counted() == (before, 24 + sum(sizes), 13)
+    peer.call(2, commands.Channel.Open())
+    peer.call(2, commands.Tx.Select())
+    peer.send(published(2, "amq.fanout", "", bytes(50)), published(2, "", "r", bytes(150)))
+    assert (await counted())[2] == 13
+    peer.call(2, commands.Tx.Commit())
+    assert await counted() == ([9.0] + [each + 2 for each in before[1:]], 24 + sum(sizes) + 200, 15)
+
+
 async def test_every_name_is_there(node: ManagedNode, peer: Peer) -> None:
     """Another test compares the board and the alerts with this list."""
     families = await scrape(node, "/metrics")

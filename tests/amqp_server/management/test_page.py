@@ -380,6 +380,30 @@ async def test_a_session_may_what_its_user_may_now(browser: Browser, node: Manag
     assert (await client.get("/api/session")).json() == {"name": ""}
 
 
+async def test_who_sees_a_message_that_waits_may_cancel_it(browser: Browser, node: ManagedNode) -> None:
+    """So the page offers that beside each of them, and shows none to others."""
+    admin = browser()
+    await log_in(admin, "admin")
+    queue = "/api/queues/%2F/later"
+    await admin.put(queue, json={"arguments": {"x-delayed": True}})
+    properties = {"message_id": "wake ann", "headers": {"x-delay": 60_000}}
+    message = {"properties": properties, "routing_key": "later", "payload": "x", "payload_encoding": "string"}
+    await admin.post("/api/exchanges/%2F/amq.default/publish", json=message)
+    node.broker.access.permissions.set("manager", "/", ".*", ".*", "^$")
+    other = browser()
+    await log_in(other, "manager")
+    look, body = f"{queue}/peek?waiting=true", {"message_id": "wake ann"}
+    refused = [await other.get(look), await other.post(f"{queue}/cancel", json=body)]
+    assert [answer.status_code for answer in refused] == [401, 401]
+    (shown,) = (await admin.get(look)).json()["messages"]
+    assert shown["due"] > 0 and shown["properties"]["message_id"] == "wake ann"
+    # Without the second secret nothing is cancelled, as with all other changes.
+    answer = await admin.post(f"{queue}/cancel", json=body, headers={CSRF_HEADER: "x"})
+    assert answer.status_code == 403
+    assert (await admin.post(f"{queue}/cancel", json=body)).json()["cancelled"] == 1
+    assert (await admin.get(look)).json()["messages"] == []
+
+
 async def test_a_new_password_ends_the_sessions_of_the_old_one(browser: Browser, node: ManagedNode) -> None:
     client, other = browser(), browser()
     await log_in(client, "watcher")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
@@ -16,6 +17,29 @@ _IMPORTED = re.compile(r"^import \{([^}]*)\}", re.MULTILINE)
 #: Declared in the script itself: a function, a variable, a method, or a parameter.
 _OWN = r"(?:function\*?|const|let|class) {name}\b|^\s+(?:async )?{name}\([^)]*\) \{{|[(,{{] ?{name} ?[,)}}:=]"
 EXPORTED = {name for script in SCRIPTS for name in _EXPORTED.findall(script.read_text())}
+
+
+#: A change of something of a virtual host, by a path that is written out.
+_ASKED = re.compile(r'\b(post|put)\((?:path\(|\[)"([\w-]+)", \w+, \w+, "([\w-]+)"\]?')
+
+
+def test_what_is_asked_for_is_in_the_api() -> None:
+    api = json.loads((Path(__file__).parents[3] / "docs/openapi.json").read_text())["paths"]
+    asked = {found for script in SCRIPTS for found in _ASKED.findall(script.read_text())}
+    assert {("post", "queues", "cancel"), ("post", "queues", "read")} <= asked
+    for method, noun, verb in asked:
+        assert method in api[f"/api/{noun}/{{vhost}}/{{name}}/{verb}"], (method, noun, verb)
+
+
+def test_a_message_is_cancelled_after_a_question() -> None:
+    """And only one that the user sees, that waits, and that has an id to cancel it by."""
+    script = (PAGE / "peek.js").read_text()
+    guard, question, request = (
+        script.index(text)
+        for text in ("if (message.due === undefined || !id) return null;", "await ask(", "await cancel(id)")
+    )
+    assert guard < question < request
+    assert script.count("await cancel(") == 1
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)

@@ -86,6 +86,20 @@ def test_looks_at_a_node(mqctl: Mqctl) -> None:
     assert mqctl("cluster_status").out == mqctl("cluster", "status").out
 
 
+def test_sizes_of_messages(mqctl: Mqctl) -> None:
+    def counts() -> list[int]:
+        return [int(row[1]) for row in mqctl("-q", "message_size_stats").rows]
+
+    before = counts()
+    for payload in ("x", "x" * 100, "x" * 101, "x" * 2_000):
+        mqctl("publish", "amq.fanout", "", payload)
+    assert [after - once for after, once in zip(counts(), before, strict=True)] == [2, 1, 1] + [0] * 6
+    rows = mqctl("-q", "message_size_stats").rows
+    assert rows[0][0] == "below 100B" and rows[1][0] == "between 100B and 1KB"
+    assert (rows[6][0], rows[-1][0]) == ("between 10MB and 50MB", "above 100MB")
+    assert abs(sum(float(row[2]) for row in rows) - 100) < 0.1
+
+
 def test_what_else_rabbitmqctl_has(mqctl: Mqctl) -> None:
     assert mqctl("add_user", "gone", "secret").code == 0
     assert mqctl("clear_password", "gone").code == 0

@@ -296,7 +296,11 @@ class Client:
         for number in chosen:
             del holder.unacked[number]
             ledger.said[verb, holder.owner, number] = None
-        holder.queue.host.submit((verb, holder.key, chosen[0], chosen[-1]))
+        command: tuple[Any, ...] = (verb, holder.key, chosen[0], chosen[-1])
+        known = ledger.machine.version >= versions.RETRY_WAITS
+        if known and verb in ("return", "fail") and self.picks.random() < 0.5:
+            command = ("retry", *command[1:], self.picks.choice((0, 5, 500)), verb == "fail")
+        holder.queue.host.submit(command)
         return f"{verb}s {chosen} of {holder.key} on {holder.queue.name}"
 
     def purge(self, queue: SimulatedQueue) -> str:

@@ -43,6 +43,14 @@ class Delivery:
 TIME_SLACK_MS = 10_000
 
 
+def plain_verb(command: Command) -> str:
+    """Return what a command does with deliveries, however long the messages wait then."""
+    verb: str = command[0]
+    if verb == "retry":
+        return "fail" if command[5] else "return"
+    return verb
+
+
 def group_of_body(body: bytes) -> bytes:
     """Return the message group of a message, of a few that all publishers share; some have none."""
     return (b"", b"a", b"b", b"c")[int(body.split(b".")[1]) % 4]
@@ -289,7 +297,7 @@ class Ledger:
         self.promised = (
             command is not None and command[0] in ENQUEUES and command[1].attributes.confirm_level == PROMISED
         )
-        verb = "" if command is None else command[0]
+        verb = "" if command is None else plain_verb(command)
         released = self._let_go(command) if command is not None else []
         was_sealed = self.machine.sealed
         if command is None:
@@ -315,6 +323,10 @@ class Ledger:
                 if verb in ("fail", "detach") or not self.machine.counts_failures:
                     self.fails[seq] = self.fails.get(seq, 0) + 1
         for due_ms, run in effects.delayed[starts[4] :]:
+            if command is not None and command[0] == "retry" and due_ms > self.now_ms + command[4]:
+                raise self.fail(
+                    f"{run.seqs} are to wait {command[4]} ms from {self.now_ms}, not until {due_ms}"
+                )
             for seq in run.seqs:
                 self.waits[seq] = due_ms
             self.note("waits", len(run.seqs))
@@ -365,7 +377,7 @@ class Ledger:
 
     def _let_go(self, command: Command) -> list[int]:
         """Take the messages that this command takes from consumers."""
-        verb = command[0]
+        verb = plain_verb(command)
         if verb in ("settle", "return", "fail", "discard"):
             held = self.held.get(command[1], {})
             ids = [number for number in held if command[2] <= number <= command[3]]

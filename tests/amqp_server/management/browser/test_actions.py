@@ -112,6 +112,36 @@ def test_a_stream_is_read(visit: Visit, broker: Broker) -> None:
     assert broker.api("GET", "/api/queues/%2F/log")["messages"] == 20
 
 
+def test_a_message_that_waits_is_cancelled(visit: Visit, broker: Broker) -> None:
+    path = declare(broker, "later", **{"x-delayed": True})
+    for name in ("ann", "ben"):
+        properties = {"message_id": f"wake {name}", "headers": {"x-delay": 3_600_000}}
+        body = {
+            "routing_key": "later",
+            "payload": name,
+            "payload_encoding": "string",
+            "properties": properties,
+        }
+        broker.api("POST", "/api/exchanges/%2F/amq.default/publish", body)
+    page = visit.log_in()
+    visit.go("queue", "/", "later")
+    messages = page.locator("article.message")
+    show, cancel = (page.get_by_role("button", name=name) for name in ("Show messages", "Cancel delivery"))
+    show.click()
+    expect(page.get_by_text("0 messages.")).to_be_visible()
+    enter(page.locator("[name=waiting]"), True)
+    show.click()
+    expect(messages).to_have_count(2)
+    cancel.first.click()
+    page.get_by_role("button", name="Keep it").click()
+    expect(messages).to_have_count(2)
+    cancel.first.click()
+    page.locator("dialog").get_by_role("button", name="Cancel delivery").click()
+    expect(messages).to_have_count(1)
+    expect(messages.first).to_contain_text("ben")
+    assert broker.api("GET", path)["messages"] == 1
+
+
 def test_a_group_is_reset(visit: Visit, broker: Broker) -> None:
     declare(broker, "read", **{"x-queue-type": "stream"})
     declare(broker, "readers", **{"x-queue-type": "stream-group", "x-stream": "read"})
