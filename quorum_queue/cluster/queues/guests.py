@@ -295,6 +295,7 @@ def _tell_purged(guest: Guest, token: int | None, count: int | Refused) -> None:
 
 def _with_contents(run: Run, bodies: Bodies) -> Run:
     """Give a run the bodies that came with it."""
+    assert isinstance(run.seqs, range)
     run.contents = bodies.contents(run.seqs)
     run.sizes = None
     run.seqs = range(len(run.seqs))
