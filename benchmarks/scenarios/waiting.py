@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 
 from pamqp import commands, frame
 
+from .. import processes
 from ..brokers import Broker
 from ..client import Connection, Refused, Unexpected
 from ..frames import CHANNEL, acks, message
@@ -108,7 +109,7 @@ class Delayed(_Mqd):
                 consumer.consume(QUEUE, 0)
                 _take(consumer, WARM_MESSAGES, settles=_acked)
             broker.settle()
-            before, cpu = broker.rss_bytes(), broker.cpu_seconds()
+            before, cpu = processes.anonymous_bytes(broker.pids()), broker.cpu_seconds()
             began = time.perf_counter()
             base = int((time.time() + AHEAD_S) * 1000)
             with Connection(broker.port) as publisher:
@@ -116,7 +117,7 @@ class Delayed(_Mqd):
                 _publish(publisher, _delayed(base), MESSAGES)
             fill_s = time.perf_counter() - began
             broker.settle()
-            after = broker.rss_bytes()
+            after = processes.anonymous_bytes(broker.pids())
             if time.time() * 1000 > base:
                 raise Unexpected("messages were due before all were there")
             with Connection(broker.port) as consumer:
@@ -138,15 +139,19 @@ class Delayed(_Mqd):
 
 
 def _delayed(base_ms: int) -> Iterator[bytes]:
-    """Messages that are due at the base and the following milliseconds."""
+    """Messages that all differ, due at the base and the following milliseconds."""
     # The time is the only 64-bit number in the frames.
-    mark = 1_234_567_890_123
-    wire = message("", QUEUE, b"b" * BODY_BYTES, properties(persistent=True, headers={"x-deliver-at": mark}))
-    before, behind = wire.split(struct.pack(">q", mark))
-    number = 0
+    mark, number = 1_234_567_890_123, b"0123456789"
+    wire = message(
+        "", QUEUE, number + b"b" * (BODY_BYTES - 10), properties(True, headers={"x-deliver-at": mark})
+    )
+    before, rest = wire.split(struct.pack(">q", mark))
+    between, behind = rest.split(number)
+    at = 0
     while True:
-        yield before + struct.pack(">q", base_ms + number * STRIDE % SPREAD_MS) + behind
-        number += 1
+        due = struct.pack(">q", base_ms + at * STRIDE % SPREAD_MS)
+        yield b"%s%s%s%010d%s" % (before, due, between, at, behind)
+        at += 1
 
 
 class TimesToLive(_Mqd):
@@ -181,7 +186,7 @@ class TimesToLive(_Mqd):
             _publish(connection, _expiring(ttls), WARM_MESSAGES)
             connection.call(commands.Queue.Purge(queue=QUEUE), commands.Queue.PurgeOk)
             broker.settle()
-            before, began = broker.rss_bytes(), time.perf_counter()
+            before, began = processes.anonymous_bytes(broker.pids()), time.perf_counter()
             with Connection(broker.port) as publisher:
                 publisher.confirms()
                 _publish(publisher, _expiring(ttls), MESSAGES)
@@ -189,7 +194,7 @@ class TimesToLive(_Mqd):
             broker.settle()
             if connection.queued(QUEUE) != MESSAGES:
                 raise Unexpected("messages have expired")
-            return (broker.rss_bytes() - before) / MESSAGES, seconds
+            return (processes.anonymous_bytes(broker.pids()) - before) / MESSAGES, seconds
 
 
 def _expiring(ttls: int) -> Iterator[bytes]:
