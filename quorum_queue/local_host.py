@@ -24,6 +24,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order.message_groups import gathered
 from quorum_queue.machine.parts import Parts
+from quorum_queue.machine.positions import Positions, ranges_of, spans_of
 from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -743,14 +744,25 @@ class LocalHost(DeadLettering):
         if self.ended:
             # The queue's whole journal is deleted when the last dead letters have left.
             return False
+        scattered: list[int] = []
         for run in settled:
             if run.in_memory:
                 self.resident_bytes -= run.size
                 services.memory.used -= run.size
+            seqs = run.seqs
             if self.journalled and run.attributes.persistent:
-                if withdrawn < 0 or run.seqs.start != withdrawn or len(run.seqs) > 1:
-                    services.journal.settle(self.queue_id, run.seqs)
+                if isinstance(seqs, Positions):
+                    scattered += seqs
+                elif withdrawn < 0 or seqs.start != withdrawn or len(seqs) > 1:
+                    services.journal.settle(self.queue_id, seqs)
                     wrote = True
-            elif run.seqs.start <= self._spilled_to:
-                services.spill.settle(self.queue_id, run.seqs)
+            elif seqs.start <= self._spilled_to:
+                for span in ranges_of(seqs):
+                    services.spill.settle(self.queue_id, span)
+        if scattered:
+            # What one consumer has acked lies between what others have.
+            scattered.sort()
+            for span in spans_of(scattered):
+                services.journal.settle(self.queue_id, span)
+            wrote = True
         return wrote

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import NamedTuple
 
+from quorum_queue.machine.positions import Seqs
+
 
 class Page(NamedTuple):
     """The bodies of one record."""
@@ -26,7 +28,7 @@ class Pages:
     def __init__(self) -> None:
         self._pages: OrderedDict[tuple[int, bool], Page] = OrderedDict()
 
-    def find(self, queue_id: int, durable: bool, seqs: range) -> list[bytes] | None:
+    def find(self, queue_id: int, durable: bool, seqs: Seqs) -> list[bytes] | None:
         """Return the bodies of these consecutive messages if all of them are cached."""
         page = self._pages.get((queue_id, durable))
         if page is None or seqs.step != 1:

@@ -13,6 +13,7 @@ from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
 from quorum_queue.machine.peeking import Search, Seen, peek
+from quorum_queue.machine.positions import Seqs
 from quorum_queue.machine.ready import Place, Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
@@ -283,7 +284,7 @@ class Paging(QueueHost):
                 single.page_in([found[seq]])
                 yield index, single
 
-    def _read(self, wanted: range, durable: bool) -> dict[int, bytes]:
+    def _read(self, wanted: Seqs, durable: bool) -> dict[int, bytes]:
         """Return the bodies at these positions, as many as the disk has."""
         store = self.services.journal if durable else self.services.spill
         found: dict[int, bytes] = {}

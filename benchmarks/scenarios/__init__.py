@@ -10,6 +10,7 @@ from .cluster_group import CLUSTER_GROUP_SCENARIOS
 from .connections import Churn, IdleConnections
 from .group import GROUP_SCENARIOS
 from .latency import Latency, StreamLatency
+from .order import ORDER_SCENARIOS
 from .perf_test import PerfTest
 from .queues import Backlog, ManyQueues
 from .scenario import Scenario, at_least
@@ -20,6 +21,7 @@ from .startup import Startup
 from .stream import DistinctReplay, Replay, SuperStream
 from .throughput import Throughput
 from .transactions import TRANSACTION_SCENARIOS
+from .waiting import WAITING_SCENARIOS
 from .watched import Watched
 
 CONFIRM_WINDOW = 1_000
@@ -130,6 +132,8 @@ SCENARIOS: tuple[Scenario, ...] = (
     IdleConnections(),
     ManyQueues(),
     Backlog(),
+    *ORDER_SCENARIOS,
+    *WAITING_SCENARIOS,
     Replay(),
     DistinctReplay(),
     SuperStream(),

@@ -58,6 +58,11 @@ class Checkout:
         self.runs.append(run)
         self.count += len(run.seqs)
 
+    def add_counted(self, first_id: int, run: Run) -> None:
+        """As `add`, of messages that `count` has already."""
+        self.starts.append(first_id)
+        self.runs.append(run)
+
     def take(self, low: int, high: int) -> list[Run]:
         """Remove the messages with ids low … high and return them; ids not held are passed over."""
         starts, runs = self.starts, self.runs

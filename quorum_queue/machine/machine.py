@@ -56,6 +56,7 @@ from quorum_queue.machine.effects import GONE, NO_LIMIT, Effects, Reason
 from quorum_queue.machine.letters import LETTER_CHANNEL, Letter, Letters
 from quorum_queue.machine.order.deadlines import NO_DEADLINES
 from quorum_queue.machine.order.delayed import NO_DELAYED, Delayed, wait_ms
+from quorum_queue.machine.order.group_walk import Walk
 from quorum_queue.machine.order.level import Level
 from quorum_queue.machine.order.message_groups import GroupedReady, without_groups
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, Part, Parts, TransactionId
@@ -710,6 +711,11 @@ class Machine:
         """As `_assign`, by message groups."""
         ready.begin()
         while ready.count and self._serves:
+            if len(effects.deliveries) < hands_max:
+                most, most_bytes = BURST_MESSAGES - effects.burst_messages, BURST_BYTES - effects.burst_bytes
+                walk = Walk(ready, self.consumers)
+                if walk.go(self.held_from, meta.now_ms, most, most_bytes, in_memory=effects.in_memory):
+                    self._hand_shares(walk, effects)
             found = ready.next(self.consumers, self.held_from)
             if found is None:
                 break
@@ -769,6 +775,31 @@ class Machine:
         return may
 
     def _hand(self, consumer: Consumer, run: Run, effects: Effects) -> None:
+        first_id = self._send(consumer, run, effects)
+        if consumer.no_ack:
+            return
+        count = len(run.seqs)
+        if self.grouped is not None:
+            self.grouped.hold(run, consumer)
+        consumer.checkout.add(first_id, run)
+        self.unacked_count += count
+        self.unacked_bytes += run.counted_bytes
+        if consumer.window is not None:
+            consumer.window.use(count)
+
+    def _hand_shares(self, walk: Walk, effects: Effects) -> None:
+        """Hand out what consumers got in a walk through messages of many groups."""
+        for consumer, run in walk.runs():
+            first_id = self._send(consumer, run, effects)
+            if not consumer.no_ack:
+                consumer.checkout.add_counted(first_id, run)
+                self.unacked_count += len(run.seqs)
+                self.unacked_bytes += run.counted_bytes
+
+    def _send(self, consumer: Consumer, run: Run, effects: Effects) -> int:
+        """Let a consumer have messages, which are settled if it sends no acks. Return the first delivery
+        id.
+        """
         first_id = consumer.next_id
         count = len(run.seqs)
         effects.burst_messages += count
@@ -784,14 +815,7 @@ class Machine:
         effects.deliveries.append((consumer, delivered, first_id))
         if consumer.no_ack:
             effects.settled.append(run)
-            return
-        if self.grouped is not None:
-            self.grouped.hold(run, consumer)
-        consumer.checkout.add(first_id, run)
-        self.unacked_count += count
-        self.unacked_bytes += run.counted_bytes
-        if consumer.window is not None:
-            consumer.window.use(count)
+        return first_id
 
     def _expire(self, meta: Meta, effects: Effects, *, whole: bool = False) -> None:
         """Drop expired messages, and say when the next one will be due.
@@ -940,8 +964,10 @@ class Machine:
 
     # -- settling --------------------------------------------------------------------------------------------
 
-    def _take(self, command: Command, effects: Effects) -> list[Run]:
-        """Take deliveries from the consumer that holds them."""
+    def _take(self, command: Command, effects: Effects, *, cut: bool = True) -> list[Run]:
+        """Take deliveries from the consumer that holds them, unless `cut` is False in runs whose positions
+        are a range.
+        """
         _, key, low, high = command
         consumer = self.consumers.by_key.get(key)
         if consumer is None:
@@ -953,7 +979,7 @@ class Machine:
             _own_contents(effects)
         runs = consumer.checkout.take(low, high)
         self._taken(consumer, runs)
-        return runs
+        return runs if self.grouped is None or not cut else [part for run in runs for part in run.cut()]
 
     def _taken(self, consumer: Consumer, runs: list[Run]) -> None:
         count = 0
@@ -979,7 +1005,7 @@ class Machine:
                 self.grouped.unblock(run)
 
     def _settle(self, meta: Meta, command: Command, effects: Effects) -> None:
-        runs = self._take(command, effects)
+        runs = self._take(command, effects, cut=False)
         effects.settled += runs
         if self.record is not None:
             for run in runs:
@@ -1354,6 +1380,8 @@ class Machine:
             # others.
             runs = [run.every(0, 1) for run in consumer.checkout.take_all()]
             self._taken(consumer, runs)
+            if self.grouped is not None:
+                runs = [part for run in runs for part in run.cut()]
             if consumer.position:
                 self._put_picked(meta, runs, effects)
             else:

@@ -24,6 +24,7 @@ from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, enco
 from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.parts import TransactionId
+from quorum_queue.machine.positions import Positions, Seqs, spans_of
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -208,7 +209,7 @@ class QueueReplica:
             locations.forget(seqs)
         applied.released = locations.released()
 
-    def find(self, seqs: range) -> list[tuple[int, range]]:
+    def find(self, seqs: Seqs) -> list[tuple[int, range]]:
         """Return the locations of bodies: entries, each with ordinals, in the order of the positions. Raises
         KeyError.
 
@@ -216,6 +217,8 @@ class QueueReplica:
         the last one that went to the dead-letter exchange because the queue was full: their numbers are below
         1.
         """
+        if isinstance(seqs, Positions):
+            return [place for span in seqs.spans() for place in self.locations.find(span)]
         if seqs and seqs[0] < 1:
             return [(self.applied, range(-seqs.start, -seqs.start + len(seqs)))]
         return self.locations.find(seqs)
@@ -280,8 +283,7 @@ class QueueReplica:
 def _joined(runs: list[Run]) -> Iterator[range]:
     """Positions of runs, with neighbours joined: two hundred acks of one read are one look-up."""
     joined = range(0)
-    for run in runs:
-        seqs = run.seqs
+    for seqs in _ranges(runs):
         if seqs.step != 1 or joined.step != 1 or seqs.start != joined.stop:
             if joined:
                 yield joined
@@ -290,6 +292,19 @@ def _joined(runs: list[Run]) -> Iterator[range]:
             joined = range(joined.start, seqs.stop)
     if joined:
         yield joined
+
+
+def _ranges(runs: list[Run]) -> Iterator[range]:
+    """Positions of runs. Those that consumers of message groups have acked lie between one another."""
+    scattered: list[int] = []
+    for run in runs:
+        if isinstance(run.seqs, Positions):
+            scattered += run.seqs
+        else:
+            yield run.seqs
+    if scattered:
+        scattered.sort()
+        yield from spans_of(scattered)
 
 
 def _gather(effects: Effects, own: Member, applied: Applied) -> None:

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any, Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
+from quorum_queue.machine.positions import Positions, Seqs, seqs_of
 
 #: Longest run that merging makes: long enough that its own cost does not matter, short enough to page in and
 #: out.
@@ -68,14 +69,14 @@ class Run:
 
     def __init__(
         self,
-        seqs: range,
+        seqs: Seqs,
         contents: list[bytes] | None,
         head: bytes,
         attributes: Attributes = DEFAULT_ATTRIBUTES,
         expires_at: int | None = None,
         size: int = -1,
     ) -> None:
-        self.seqs = seqs
+        self.seqs: Seqs = seqs
         self.contents = contents
         self.sizes: array[int] | None = None
         self.head = head
@@ -124,7 +125,7 @@ class Run:
                 counted -= attributes.overhead * self.kinds.count(kind)
         return counted
 
-    def _like(self, seqs: range) -> Run:
+    def _like(self, seqs: Seqs) -> Run:
         run = Run(seqs, None, self.head, self.attributes, self.expires_at, 0)
         run.redelivered = self.redelivered
         run.attempts, run.acquired = self.attempts, self.acquired
@@ -192,6 +193,8 @@ class Run:
         """Return which messages have positions from `low` to `high`: the first of them and the one after the
         last.
         """
+        if isinstance(self.seqs, Positions):
+            return self.seqs.index_of(low), max(self.seqs.index_of(low), self.seqs.index_of(high + 1))
         start, step, count = self.seqs.start, self.seqs.step, len(self.seqs)
         first = min(max(0, -((start - low) // step)), count)
         return first, max(first, min(count, (high - start) // step + 1))
@@ -205,6 +208,38 @@ class Run:
     def part(self, start: int, stop: int) -> Run:
         """Return a copy of some messages."""
         return self._part(slice(start, stop))
+
+    def picked(self, which: list[int]) -> Run:
+        """Return copies of the messages with these indexes, which ascend."""
+        seqs = self.seqs
+        if which[-1] - which[0] == len(which) - 1:
+            return self.part(which[0], which[-1] + 1)
+        run = self._like(seqs_of([seqs[index] for index in which]))
+        heads, deadlines, kinds, contents = self.heads, self.deadlines, self.kinds, self.contents
+        if heads is not None:
+            run.heads = [heads[index] for index in which]
+        if deadlines is not None:
+            run.deadlines = array("q", [deadlines[index] for index in which])
+        if kinds is not None:
+            run.kinds, run.table = bytearray([kinds[index] for index in which]), self.table
+        if contents is not None:
+            run.contents = [contents[index] for index in which]
+            run.size = sum(map(len, run.contents))
+        elif self.sizes is not None:
+            sizes = self.sizes
+            run.sizes = array("I", [sizes[index] for index in which])
+            run.size = sum(run.sizes)
+        return run
+
+    def cut(self) -> Iterator[Run]:
+        """Yield the run, or copies of its parts, each with positions that are a range."""
+        if not isinstance(self.seqs, Positions):
+            yield self
+            return
+        at = 0
+        for span in self.seqs.spans():
+            yield self.part(at, at + len(span))
+            at += len(span)
 
     def seen(self, start: int, stop: int) -> Run:
         """As `part`, but this run stays as it is, packed or not."""

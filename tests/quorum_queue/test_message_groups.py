@@ -270,7 +270,7 @@ def test_no_more_memory_than_messages() -> None:
     queue.settle("one")
     grouped = queue.machine.grouped
     assert grouped is not None
-    assert not grouped._holders and not grouped._parked and not grouped._blocked
+    assert not grouped.holders and not grouped.parked and not grouped.blocked
     assert len(grouped._ripe) + len(grouped._first) <= 2 * message_groups.STALE_MIN
 
 
@@ -328,23 +328,70 @@ def test_replicas_hand_out_the_same_messages(monkeypatch: pytest.MonkeyPatch, lo
     assert delivered > 300
 
 
-def test_what_a_consumer_gets_is_sent_together() -> None:
+def test_what_a_consumer_gets_is_one_run() -> None:
     queue = Queue()
     queue.consume("one", prefetch=0)
     queue.consume("two", prefetch=0)
     effects = queue.apply(("enqueue", messages("abcdabcd...."), None, 1))
+    assert len(effects.deliveries) == 2
+    for consumer, run, first_id in effects.deliveries:
+        assert first_id == 0
+        assert run.contents == [b"%d" % (seq - 1) for seq in run.seqs]
+        assert (run.head, run.heads) == (ROUTING, None)
+        assert run.size == sum(map(len, run.contents))
+        (held,) = consumer.checkout.runs
+        assert list(held.seqs) == list(run.seqs)
+        assert held.heads == [ROUTING + b"abcdabcd...."[seq - 1 : seq].strip(b".") for seq in run.seqs]
+    # The positions lie apart.
+    assert [run.seqs.step for _, run, _ in effects.deliveries] == [0, 0]
+    assert sorted(seq for seqs in told(effects).values() for seq in seqs) == list(range(1, 13))
+
+
+def test_what_a_consumer_gets_in_several_runs_is_sent_together() -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=2)
+    queue.consume("two", prefetch=0)
+    # Those of groups of the first one wait for it.
+    queue.publish("abcdefgh" * 3)
+    effects = queue.apply(("prefetch", "one", 0))
     alone = len(effects.deliveries)
     sent = gathered(effects.deliveries)
-    assert len(sent) == 2 < alone
+    assert len(sent) == 1 < alone
     for consumer, run, first_id in sent:
         own = [each for each in effects.deliveries if each[0] is consumer]
         assert first_id == own[0][2]
         assert run.contents == [content for _, each, _ in own for content in each.contents or []]
-        assert len(run.seqs) == len(run.contents) == len(run.heads or [])
+        assert len(run.seqs) == len(run.contents)
         assert run.size == sum(map(len, run.contents))
     # What was delivered is still the machine's own.
     held = [run for each in queue.machine.consumers.in_turn() for run in each.checkout.runs]
-    assert sum(len(run.contents or []) for run in held) == 12
+    assert sum(len(run.contents or []) for run in held) == 24
+
+
+@pytest.mark.parametrize("verb", ["return", "fail", "discard", "settle"])
+def test_parts_of_what_a_consumer_got_go_as_if_each_were_alone(verb: str) -> None:
+    queue = Queue()
+    queue.consume("one", prefetch=0)
+    queue.consume("two", prefetch=0)
+    effects = queue.apply(("enqueue", messages("abcdefghijklmnop"), None, 1))
+    consumer, run, _ = max(effects.deliveries, key=lambda each: len(each[1].seqs))
+    seqs = list(run.seqs)
+    assert len(seqs) > 5
+    queue.apply(("pause", "one", True), ("pause", "two", True))
+    effects = queue.apply((verb, consumer.key, 1, 3))
+    machine = queue.machine
+    assert [seq for each in consumer.checkout.runs for seq in each.seqs] == [seqs[0], *seqs[4:]]
+    gone = [seq for each in effects.settled for seq in each.seqs]
+    ready = [seq for each in machine.ready.runs() for seq in each.seqs]
+    assert (gone, ready) == ((seqs[1:4], []) if verb in ("settle", "discard") else ([], seqs[1:4]))
+    restored = snapshot.decode(snapshot.encode(machine))
+    assert snapshot.digest(restored) == snapshot.digest(machine)
+    held = [seq for each in restored.consumers.by_key[consumer.key].checkout.runs for seq in each.seqs]
+    assert held == [seqs[0], *seqs[4:]]
+    effects = queue.apply(("lose", seqs[4], seqs[5]))
+    assert [seq for each in effects.settled for seq in each.seqs] == seqs[4:6]
+    effects = queue.apply(("detach", consumer.key, True))
+    assert [seq for each in machine.ready.runs() for seq in each.seqs] == sorted([*ready, seqs[0], *seqs[6:]])
 
 
 def test_a_queue_that_begins_with_groups_is_restored_with_its_turns() -> None:

@@ -98,6 +98,7 @@ class Events:
         """Add the messages from `first` to before `stop`."""
         assert run.contents is not None
         seqs, contents = run.seqs[first:stop], run.contents[first:stop]
+        assert isinstance(seqs, range)
         self._events.append(
             (
                 DELIVERED,

@@ -75,8 +75,10 @@ class Guest:
         if self.gone:
             return
         for part in run.uniform():
-            self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, part)
-            first_id += len(part.seqs)
+            # The positions in an event are a range.
+            for piece in part.cut():
+                self._guests.events_for(self.peer, self.queue_id).deliver(consumer.key[-4:], first_id, piece)
+                first_id += len(piece.seqs)
 
     def failed(self, error: Exception) -> None:
         """A delivery could not be encoded: the state of this guest cannot be trusted."""
@@ -295,6 +297,7 @@ def _tell_purged(guest: Guest, token: int | None, count: int | Refused) -> None:
 
 def _with_contents(run: Run, bodies: Bodies) -> Run:
     """Give a run the bodies that came with it."""
+    assert isinstance(run.seqs, range)
     run.contents = bodies.contents(run.seqs)
     run.sizes = None
     run.seqs = range(len(run.seqs))

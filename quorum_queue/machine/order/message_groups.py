@@ -61,10 +61,16 @@ def _end_of_routing(head: bytes) -> int:
 
 def without_groups(run: Run) -> None:
     """Let the heads of a run have the routing only."""
-    if run.heads is None:
+    heads = run.heads
+    if heads is None:
         run.head = routing_of(run.head)
+        return
+    routing = routing_of(heads[0])
+    if all(head.startswith(routing) for head in heads):
+        # Nearly always all came by one way, and then they are sent faster.
+        run.head, run.heads = routing, None
     else:
-        run.heads = [routing_of(head) for head in run.heads]
+        run.heads = [routing_of(head) for head in heads]
 
 
 class Gathering:
@@ -93,12 +99,14 @@ class Gathering:
         if len(self.runs) == 1:
             return self.consumer, first, self.first_id
         contents: list[bytes] = []
-        heads: list[bytes] = []
         for run in self.runs:
             contents += run.contents or []
-            heads += run.heads or [run.head] * len(run.seqs)
-        joined = Run(range(len(contents)), contents, b"", first.attributes)
-        joined.size, joined.heads = sum(map(len, contents)), heads
+        joined = Run(range(len(contents)), contents, first.head, first.attributes)
+        if any(run.heads is not None or run.head != first.head for run in self.runs):
+            heads: list[bytes] = []
+            for run in self.runs:
+                heads += run.heads or [run.head] * len(run.seqs)
+            joined.heads = heads
         joined.redelivered, joined.attempts, joined.acquired = (
             first.redelivered,
             first.attempts,
@@ -185,13 +193,13 @@ class GroupedReady(Ready):
     """The ready messages of a queue with message groups. Priorities mean nothing here."""
 
     __slots__ = (
-        "_blocked",
+        "blocked",
         "_first",
-        "_holders",
+        "holders",
         "_looks_no_further",
-        "_main",
-        "_parked",
-        "_parked_count",
+        "main",
+        "parked",
+        "parked_count",
         "_parked_due",
         "_ripe",
         "_stalled",
@@ -203,11 +211,11 @@ class GroupedReady(Ready):
         super().__init__(0, keeper)
         #: The messages that were not looked at yet, and those that came back since: always there, unlike in
         #: other queues.
-        self._main = Level(keeper)
-        self.levels = [self._main]
+        self.main = Level(keeper)
+        self.levels = [self.main]
         #: Runs of each group that are put aside, as a heap by their first position.
-        self._parked: dict[bytes, list[tuple[int, Run]]] = {}
-        self._parked_count = 0
+        self.parked: dict[bytes, list[tuple[int, Run]]] = {}
+        self.parked_count = 0
         #: The time before which none of them expires.
         self._parked_due = NEVER
         #: Groups with parked messages that may be handed out, as a heap by their first position; entries
@@ -217,9 +225,9 @@ class GroupedReady(Ready):
         self._first: list[tuple[int, bytes]] = []
         #: The same with groups of consumers that have no room.
         self._stalled: dict[Consumer, list[tuple[int, bytes]]] = {}
-        self._holders: dict[bytes, Holder] = {}
+        self.holders: dict[bytes, Holder] = {}
         #: How many messages of a group wait for a retry, or are acked in an open transaction.
-        self._blocked: dict[bytes, int] = {}
+        self.blocked: dict[bytes, int] = {}
         #: True if there was no room for messages that were to be put aside.
         self._looks_no_further = False
         #: Behind the last position that was ever put aside.
@@ -246,9 +254,9 @@ class GroupedReady(Ready):
     def _hold(self, group: bytes, count: int, consumer: Consumer) -> None:
         if not group:
             return
-        holder = self._holders.get(group)
+        holder = self.holders.get(group)
         if holder is None:
-            holder = self._holders[group] = Holder(consumer)
+            holder = self.holders[group] = Holder(consumer)
         if consumer is holder.consumer:
             holder.count += count
         else:
@@ -262,16 +270,33 @@ class GroupedReady(Ready):
             elif run.heads is None:
                 self._release(group_of(run.head), len(run.seqs), consumer)
             else:
-                for head in run.heads:
-                    self._release(group_of(head), 1, consumer)
+                self._release_each(run.heads, consumer)
+
+    def _release_each(self, heads: list[bytes], consumer: Consumer) -> None:
+        holders, parked = self.holders, self.parked
+        routing = routing_of(heads[0])
+        routing_bytes = len(routing)
+        for head in heads:
+            group = head[routing_bytes:] if head.startswith(routing) else group_of(head)
+            holder = holders.get(group)
+            if holder is None:
+                continue
+            if holder.consumer is not consumer or holder.others:
+                self._release(group, 1, consumer)
+            elif holder.count > 1:
+                holder.count -= 1
+            else:
+                del holders[group]
+                if group in parked:
+                    self._ripen(group)
 
     def _release(self, group: bytes, count: int, consumer: Consumer) -> None:
-        holder = self._holders.get(group)
+        holder = self.holders.get(group)
         if holder is None:
             return
         holder.take(consumer, count)
         if holder.count <= 0:
-            del self._holders[group]
+            del self.holders[group]
             self._ripen(group)
         elif holder.consumer is not consumer:
             # Another one has the group now, or had it before.
@@ -280,15 +305,15 @@ class GroupedReady(Ready):
     def block(self, run: Run) -> None:
         """Nobody gets messages of these groups."""
         for group, count in _groups(run):
-            self._blocked[group] = self._blocked.get(group, 0) + count
+            self.blocked[group] = self.blocked.get(group, 0) + count
 
     def unblock(self, run: Run) -> None:
         for group, count in _groups(run):
-            left = self._blocked.get(group, 0) - count
+            left = self.blocked.get(group, 0) - count
             if left > 0:
-                self._blocked[group] = left
+                self.blocked[group] = left
             else:
-                self._blocked.pop(group, None)
+                self.blocked.pop(group, None)
                 self._ripen(group)
 
     def leave(self, consumer: Consumer) -> None:
@@ -296,11 +321,17 @@ class GroupedReady(Ready):
         self._stalled.pop(consumer, None)
 
     def _ripen(self, group: bytes) -> None:
-        heap = self._parked.get(group)
+        heap = self.parked.get(group)
         if heap is not None:
             heappush(self._ripe, (heap[0][0], group))
 
     # -- handing out -----------------------------------------------------------------------------------------
+
+    @property
+    def ripe_at(self) -> int | None:
+        """The first position of a message that was put aside and may go now."""
+        entry = self._valid_top(self._ripe)
+        return None if entry is None else entry[0]
 
     def begin(self) -> None:
         """Before messages are handed out: look at the groups of consumers that have room again."""
@@ -317,7 +348,7 @@ class GroupedReady(Ready):
         heap = self._stalled.get(consumer)
         while heap and most > 0:
             entry = heappop(heap)
-            holder = None if entry[1] in self._blocked else self._holders.get(entry[1])
+            holder = None if entry[1] in self.blocked else self.holders.get(entry[1])
             if holder is not None and holder.consumer is consumer and self._is_valid(entry):
                 heappush(self._ripe, entry)
                 most -= 1
@@ -331,7 +362,7 @@ class GroupedReady(Ready):
         if getter is not None:
             self._refill(getter, 1)
         while True:
-            entry, head = self._valid_top(self._ripe), self._main.head()
+            entry, head = self._valid_top(self._ripe), self.main.head()
             if head is not None and (entry is None or head.seqs.start < entry[0]):
                 if head.seqs.start >= below:
                     return None
@@ -344,14 +375,14 @@ class GroupedReady(Ready):
                 start, group = entry
                 consumer = self._taker(group, start, consumers, getter)
                 if consumer is not None:
-                    run = self._parked[group][0][1]
+                    run = self.parked[group][0][1]
                     return Next(run, _at_once(len(run.seqs), group, consumers), group, consumer, parked=True)
                 if not self._stalls(entry):
                     return None
 
     def _of_main(self, head: Run, consumers: Consumers, getter: Consumer | None) -> Next | None:
         """Return the first messages of a run that nobody has looked at, if somebody may have them now."""
-        if getter is None and not self._parked and not self._blocked:
+        if getter is None and not self.parked and not self.blocked:
             only = consumers.only
             if only is not None and only.room() > 0:
                 # All groups are with it, or free.
@@ -362,34 +393,71 @@ class GroupedReady(Ready):
             return None
         return Next(head, _at_once(_alike(head), group, consumers), group, consumer, parked=False)
 
+    def put_aside_of(self, head: Run, at: int, group: bytes, consumers: Consumers) -> int:
+        """Put messages of a group, which others have or which is blocked, aside: those from this one on of a
+        run that nobody has looked at. The run stays as it is. Return how many these are, 0 if nobody has room
+        for anything, or if there are too many already.
+        """
+        if consumers.near(0) is None:
+            return 0
+        may, heads = self._may_put_aside(head.seqs.start + at), head.heads
+        assert heads is not None
+        stop, first = at, heads[at]
+        while may > stop - at and stop < len(heads) and heads[stop] == first:
+            stop += 1
+        if stop > at:
+            run = head.part(at, stop)
+            if self._keep_aside(group, run):
+                # Nothing that happens in this batch lets it go: it is not even noted as one that may.
+                entry = run.seqs.start, group
+                self._push(self._first, entry)
+                self._stall(entry)
+        return stop - at
+
+    def _may_put_aside(self, position: int) -> int:
+        """Return how many messages from this position on may be put aside.
+
+        How runs are cut must not change what is put aside.
+        """
+        may = self.scanned - position
+        if may <= 0:
+            may = LOOK_AHEAD_MAX - self.parked_count
+            self._looks_no_further = self._looks_no_further or may <= 0
+        return may
+
     def _puts_aside(self, head: Run, consumers: Consumers, getter: Consumer | None) -> bool:
         """Put the first messages of a run aside, whose group others have; return False if nobody has room, or
         if there are too many already.
         """
         if getter is None and consumers.near(0) is None:
             return False
-        # How runs are cut must not change what is put aside.
-        may = self.scanned - head.seqs.start
+        may = self._may_put_aside(head.seqs.start)
         if may <= 0:
-            may = LOOK_AHEAD_MAX - self._parked_count
-        if may <= 0:
-            self._looks_no_further = True
             return False
-        self._park(group_of(head.head_of(0)), self._main.pop(min(_alike(head), may)))
+        self._park(group_of(head.head_of(0)), self.main.pop(min(_alike(head), may)))
         return True
 
     def _stalls(self, entry: tuple[int, bytes]) -> bool:
         """A group's first parked message may not go now: pass over it until it may. Return False if that is
         only because no consumer has room.
         """
-        group = entry[1]
-        holder = self._holders.get(group)
-        if group not in self._blocked:
-            if holder is None:
-                return False
-            if holder.consumer.attached or holder.consumer.checkout.count:
-                heappush(self._stalled.setdefault(holder.consumer, []), entry)
+        if not self._stall(entry):
+            return False
         heappop(self._ripe)
+        return True
+
+    def _stall(self, entry: tuple[int, bytes]) -> bool:
+        """A group's first parked message waits for the consumer that has the group, unless it is blocked.
+        Return False if it waits for any consumer.
+        """
+        group = entry[1]
+        if group in self.blocked:
+            return True
+        holder = self.holders.get(group)
+        if holder is None:
+            return False
+        if holder.consumer.attached or holder.consumer.checkout.count:
+            heappush(self._stalled.setdefault(holder.consumer, []), entry)
         return True
 
     def _taker(
@@ -400,12 +468,12 @@ class GroupedReady(Ready):
         """
         if not group:
             return consumers.near(start) if getter is None else getter
-        if group in self._blocked:
+        if group in self.blocked:
             return None
-        heap = self._parked.get(group)
+        heap = self.parked.get(group)
         if heap is not None and heap[0][0] < start:
             return None
-        holder = self._holders.get(group)
+        holder = self.holders.get(group)
         if holder is None:
             return consumers.near(crc32(group)) if getter is None else getter
         consumer = holder.consumer
@@ -416,44 +484,49 @@ class GroupedReady(Ready):
     @property
     def may_go_on(self) -> bool:
         """True if messages that were put aside have left since, so that there is room for more."""
-        return self._looks_no_further and self._parked_count < LOOK_AHEAD_MAX
+        return self._looks_no_further and self.parked_count < LOOK_AHEAD_MAX
 
     def take(self, found: Next, count: int) -> Run:
         """Take the first `count` of these messages."""
         if found.parked:
             return self._take_parked(found.group, count)
-        return self.pop(self._main, count)
+        return self.pop(self.main, count)
 
     # -- messages that are put aside -------------------------------------------------------------------------
 
     def _park(self, group: bytes, run: Run) -> None:
+        if self._keep_aside(group, run):
+            self._comes_first(run.seqs.start, group)
+
+    def _keep_aside(self, group: bytes, run: Run) -> bool:
+        """Put a run aside; return True if it is the first one of its group now."""
         start = run.seqs.start
-        self._parked_count += len(run.seqs)
+        self.parked_count += len(run.seqs)
         if run.expires_at is not None and run.expires_at < self._parked_due:
             self._parked_due = run.expires_at
         self.scanned = max(self.scanned, run.seqs[-1] + 1)
-        heap = self._parked.get(group)
+        heap = self.parked.get(group)
         if heap is None:
-            self._parked[group] = [(start, run)]
-        else:
-            before = heap[0][0]
-            heappush(heap, (start, run))
-            if before < start:
-                return
-        self._comes_first(start, group)
+            self.parked[group] = [(start, run)]
+            return True
+        before = heap[0][0]
+        heappush(heap, (start, run))
+        return before >= start
 
     def _comes_first(self, start: int, group: bytes) -> None:
         """A group's first parked message is this one now."""
-        most = STALE_FACTOR * len(self._parked) + STALE_MIN
         for heap in (self._ripe, self._first):
-            if len(heap) > most:
-                # A set would have an order by chance.
-                heap[:] = dict.fromkeys([entry for entry in heap if self._is_valid(entry)])
-                heapify(heap)
-            heappush(heap, (start, group))
+            self._push(heap, (start, group))
+
+    def _push(self, heap: list[tuple[int, bytes]], entry: tuple[int, bytes]) -> None:
+        if len(heap) > STALE_FACTOR * len(self.parked) + STALE_MIN:
+            # A set would have an order by chance.
+            heap[:] = dict.fromkeys([entry for entry in heap if self._is_valid(entry)])
+            heapify(heap)
+        heappush(heap, entry)
 
     def _is_valid(self, entry: tuple[int, bytes]) -> bool:
-        heap = self._parked.get(entry[1])
+        heap = self.parked.get(entry[1])
         return heap is not None and heap[0][0] == entry[0]
 
     def _valid_top(self, heap: list[tuple[int, bytes]]) -> tuple[int, bytes] | None:
@@ -464,7 +537,7 @@ class GroupedReady(Ready):
         return None
 
     def _take_parked(self, group: bytes, count: int) -> Run:
-        heap = self._parked[group]
+        heap = self.parked[group]
         run = heap[0][1]
         if count < len(run.seqs):
             if self.keeper.active:
@@ -477,15 +550,15 @@ class GroupedReady(Ready):
         if heap:
             self._comes_first(heap[0][0], group)
         else:
-            del self._parked[group]
-        self._parked_count -= count
+            del self.parked[group]
+        self.parked_count -= count
         self.count -= count
         self.bytes -= taken.counted_bytes
         return taken
 
     def _parked_runs(self) -> list[Run]:
         """All runs that are put aside, in order."""
-        return sorted([run for heap in self._parked.values() for _, run in heap], key=_by_position)
+        return sorted([run for heap in self.parked.values() for _, run in heap], key=_by_position)
 
     def put_back(self, runs: list[Run]) -> None:
         """Put messages back to their positions, to be looked at again: very many may come back at once."""
@@ -497,9 +570,9 @@ class GroupedReady(Ready):
 
     def head(self) -> Run | None:
         """Return the run with the lowest position."""
-        entry, head = self._valid_top(self._first), self._main.head()
+        entry, head = self._valid_top(self._first), self.main.head()
         if entry is not None and (head is None or entry[0] < head.seqs.start):
-            return self._parked[entry[1]][0][1]
+            return self.parked[entry[1]][0][1]
         return head
 
     def drop_head(self, count: int) -> Run:
@@ -507,8 +580,8 @@ class GroupedReady(Ready):
         head = self.head()
         if head is None:
             raise IndexError("no ready message")
-        if head is self._main.head():
-            return self.pop(self._main, count)
+        if head is self.main.head():
+            return self.pop(self.main, count)
         return self._take_parked(group_of(head.head_of(0)), min(count, len(head.seqs)))
 
     def runs(self) -> Iterator[Run]:
@@ -519,9 +592,9 @@ class GroupedReady(Ready):
         if place.level < 0:
             return
         position = place.position if place.level == 0 else 0
-        parked = [run for heap in self._parked.values() for _, run in heap if run.seqs[-1] > position]
+        parked = [run for heap in self.parked.values() for _, run in heap if run.seqs[-1] > position]
         parked.sort(key=_by_position)
-        later = [run for run, _ in self._main.behind(position)]
+        later = [run for run, _ in self.main.behind(position)]
         for run in merge(parked, later, key=_by_position):
             yield 0, run, run.within(0, position)[1]
 
@@ -529,8 +602,8 @@ class GroupedReady(Ready):
         wanted = self.wanted
         if wanted is None:
             return self.head()
-        heap = self._parked.get(group_of(wanted.head_of(0)))
-        if wanted is self._main.head() or (heap is not None and wanted is heap[0][1]):
+        heap = self.parked.get(group_of(wanted.head_of(0)))
+        if wanted is self.main.head() or (heap is not None and wanted is heap[0][1]):
             return wanted
         # It has left meanwhile.
         self.wanted = None
@@ -567,7 +640,7 @@ class GroupedReady(Ready):
         picked = super().pick(position, now_ms)
         if picked is not None:
             return picked
-        for group, heap in self._parked.items():
+        for group, heap in self.parked.items():
             for at, (_, run) in enumerate(heap):
                 if position in run.seqs:
                     index = position - run.seqs.start
@@ -576,15 +649,15 @@ class GroupedReady(Ready):
         return None
 
     def _pick_parked(self, group: bytes, at: int, index: int) -> Run:
-        heap = self._parked[group]
+        heap = self.parked[group]
         picked, left = cut_out(heap[at][1], index, self.keeper)
         heap[at : at + 1] = [(part.seqs.start, part) for part in left]
         heapify(heap)
         if heap:
             self._comes_first(heap[0][0], group)
         else:
-            del self._parked[group]
-        self._parked_count -= 1
+            del self.parked[group]
+        self.parked_count -= 1
         self.count -= 1
         self.bytes -= picked.counted_bytes
         return picked
@@ -601,7 +674,7 @@ class GroupedReady(Ready):
         """
         due = NEVER
         again = Expired(NEVER)
-        for group, heap in list(self._parked.items()):
+        for group, heap in list(self.parked.items()):
             least = min([NEVER if run.expires_at is None else run.expires_at for _, run in heap])
             if least > now_ms:
                 due = min(due, least)
@@ -619,22 +692,22 @@ class GroupedReady(Ready):
                 due = min(due, least)
             if kept:
                 heapify(kept)
-                self._parked[group] = kept
+                self.parked[group] = kept
                 self._comes_first(kept[0][0], group)
             else:
-                del self._parked[group]
+                del self.parked[group]
         self._parked_due = due
         for run in sorted(again.runs, key=_by_position):
-            self._parked_count -= len(run.seqs)
-            self._main.insert(run, 1 << 62)
+            self.parked_count -= len(run.seqs)
+            self.main.insert(run, 1 << 62)
 
     def _forget_parked(self) -> None:
-        self._parked, self._parked_count, self._parked_due = {}, 0, NEVER
+        self.parked, self.parked_count, self._parked_due = {}, 0, NEVER
         self._ripe, self._first = [], []
         self._stalled.clear()
 
     def drop_all(self) -> list[deque[Run] | RunList]:
-        parked = deque(run for heap in self._parked.values() for _, run in heap)
+        parked = deque(run for heap in self.parked.values() for _, run in heap)
         dropped = super().drop_all()
         self._forget_all()
         return [*dropped, parked]
@@ -646,8 +719,8 @@ class GroupedReady(Ready):
 
     def _forget_all(self) -> None:
         self._forget_parked()
-        self._main = Level(self.keeper)
-        self.levels = [self._main]
+        self.main = Level(self.keeper)
+        self.levels = [self.main]
 
 
 def _at_once(count: int, group: bytes, consumers: Consumers) -> int:

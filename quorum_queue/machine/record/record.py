@@ -22,6 +22,7 @@ import msgspec
 
 from quorum_queue.machine.arrays import packed
 from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.positions import Positions, Seqs
 from quorum_queue.machine.record import blocks
 from quorum_queue.machine.record.blocks import Block, as_key, block_of
 from quorum_queue.machine.record.states import (
@@ -184,7 +185,7 @@ class MessageRecord:
         self._firsts.append(first)
         return block
 
-    def noted(self, numbers: range, state: int, reason: int) -> None:
+    def noted(self, numbers: Seqs, state: int, reason: int) -> None:
         """These messages of the command were not taken."""
         if not self._ids:
             return
@@ -236,8 +237,12 @@ class MessageRecord:
 
     # -- messages change -------------------------------------------------------------------------------------
 
-    def changed(self, seqs: range, state: int, reason: int = 0, key: Key | None = None) -> None:
+    def changed(self, seqs: Seqs, state: int, reason: int = 0, key: Key | None = None) -> None:
         """The messages at these positions have a new state. `key`: the consumer that they are handed to."""
+        if isinstance(seqs, Positions):
+            for span in seqs.spans():
+                self.changed(span, state, reason, key)
+            return
         firsts = self._firsts
         if not firsts or seqs[-1] < firsts[0]:
             return
@@ -341,7 +346,7 @@ class MessageRecord:
         """Return the first position that is remembered."""
         return self._firsts[0] + self._head if self._firsts else 1 << 62
 
-    def recovered(self, present: Iterable[tuple[range, bool]], now_ms: int) -> None:
+    def recovered(self, present: Iterable[tuple[Seqs, bool]], now_ms: int) -> None:
         """The node has restarted: the queue has the messages at these positions, and those that were
         delivered once are marked. Other open ones are lost.
         """

@@ -209,7 +209,7 @@ class View:
             self._put(CONSUMER, _stored_consumer(consumer, held, consumer is self._active))
             at = 0
             for runs in self._portions(held.runs):
-                self._put(HELD, list(zip(held.starts[at:], map(_stored, runs), strict=False)))
+                self._put(HELD, list(_cut(held.starts[at : at + len(runs)], runs)))
                 at += len(runs)
                 yield
             if len(self._parts) % PART_RUNS < 2:
@@ -535,6 +535,14 @@ def _stored(run: Run) -> StoredRun:
         run.acquired,
         run.waits_until,
     )
+
+
+def _cut(starts: list[int], runs: list[Run]) -> Iterator[tuple[int, StoredRun]]:
+    """Yield what a consumer holds, with delivery ids, in runs whose positions are ranges."""
+    for start, run in zip(starts, runs, strict=True):
+        for part in run.cut():
+            yield start, _stored(part)
+            start += len(part.seqs)
 
 
 def _run(stored: StoredRun) -> Run:

@@ -249,6 +249,7 @@ def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> QueueSta
             run.attempts,
         )
         for run in machine.ready.runs()
+        if isinstance(run.seqs, range)
         for at, (seq, body) in enumerate(zip(run.seqs, bodies(run.seqs), strict=True))
     ]
     assert machine.ready.count == len(messages) and not machine.unacked_count

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.queues import events
-from quorum_queue.cluster.queues.guests import Guests
+from quorum_queue.cluster.queues.guests import Guest, Guests
 from quorum_queue.cluster.queues.remote_host import RemoteHost
 from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
+from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.entries import encode_batch
+from quorum_queue.machine.positions import Positions
+from quorum_queue.machine.run import Run
 from quorum_queue.ports import Refused
 from tests.quorum_queue.cluster.scene import Scene, sync
 
@@ -208,3 +212,19 @@ def test_a_batch_that_a_host_refuses_is_not_answered_as_done(ended: str, told: i
     guests.received("b", memoryview(b"".join(frames.queue(7, [batch]))))
     guests.flush()
     assert [event[0] for event in sent] == [told]
+
+
+def test_positions_that_lie_apart_reach_a_guest(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A consumer of message groups gets them as one run."""
+    sent = events.Events()
+    monkeypatch.setattr(Guests, "events_for", lambda *_: sent)
+    guest = Guest(object.__new__(Guests), "d", 1)
+    run = Run(Positions([1, 4, 5, 9]), [b"a", b"bb", b"c", b"dd"], b"\x00\x01q")
+    guest.deliver(Consumer(("d", 1, 2, 3, "tag", 4)), run, 7)
+    head = memoryview(msgspec.msgpack.encode(sent._events))
+    found = events.decode(head, memoryview(b"".join(sent._bodies)))
+    assert [(first_id, each.seqs, each.contents) for _, _, first_id, each in found] == [
+        (7, range(1, 2), [b"a"]),
+        (8, range(4, 6), [b"bb", b"c"]),
+        (10, range(9, 10), [b"dd"]),
+    ]
