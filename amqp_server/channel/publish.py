@@ -512,7 +512,15 @@ def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[T
         origin = confirms = Lane(mix.answers, segment.lane)
     first = confirms.number(count) if confirms is not None else 0
     targets = _present(channel, route, count)
-    size = _count_sizes(channel.broker.counts.message_sizes, contents)
+    sizes = channel.broker.counts.message_sizes
+    if count > 1 and len(set(map(len, contents))) > 1:
+        size = _count_each_size(sizes, contents)
+    else:
+        # A difference of bodies would be one that properties make up for: they count as of one size.
+        item = contents[0]
+        size, body = len(item) * count, int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big")
+        sizes.by_bound[bisect_left(SIZE_BOUNDS, body)] += count
+        sizes.bytes += body * count
     traffic, exchange = channel.traffic, route.counted
     traffic.publish += count
     exchange.published_in += count
@@ -537,20 +545,10 @@ def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[T
     return targets, origin, first, size
 
 
-def _count_sizes(sizes: MessageSizes, contents: list[bytes]) -> int:
-    """Count messages by the size of their bodies; return the bytes of all of them with their frames.
-
-    Messages whose frames have the same length count as of one size: a difference would be one that their
-    properties make up for.
-    """
-    if len(set(map(len, contents))) != 1:
-        sizes.note_each([int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big") for item in contents])
-        return sum(map(len, contents))
-    item, count = contents[0], len(contents)
-    size = int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big")
-    sizes.by_bound[bisect_left(SIZE_BOUNDS, size)] += count
-    sizes.bytes += size * count
-    return len(item) * count
+def _count_each_size(sizes: MessageSizes, contents: list[bytes]) -> int:
+    """Count messages by the size of their bodies; return the bytes of all of them with their frames."""
+    sizes.note_each([int.from_bytes(item[BODY_SIZE_AT:BODY_SIZE_END], "big") for item in contents])
+    return sum(map(len, contents))
 
 
 def _return_in_order(
