@@ -185,12 +185,9 @@ class Topology(Letters):
         elif if_empty:
             low, high = queue.count()
             if isinstance(queue, Queue) and queue.kind == "stream-group":
-                # Its lag has what members hold, and acks that are not in its log yet.
-                # What retention deletes does not count.
-                low = sum(
-                    copy.held and copy.presence is Presence.SURE and self._is_kept(copy)
-                    for copy in queue.copies
-                )
+                # As of any queue, what members hold does not count, nor does what retention deletes.
+                surely = [copy for copy in queue.copies if queue.certainly_ready(copy)]
+                low = 0 if queue.racing else sum(self._is_kept(copy) for copy in surely)
                 high = sum(not copy.gone or not copy.safe for copy in queue.copies)
             elif isinstance(queue, Queue):
                 low += len(queue.surely_waiting())
