@@ -97,6 +97,12 @@ def test_passive_declare_of_a_missing_exchange(ch: BlockingChannel, name: Name) 
         ch.exchange_declare(exchange, passive=True)
 
 
+@pytest.mark.parametrize("exchange", ["amq.mqd.retry", "amq.mqd.cancel"])
+def test_names_that_requests_are_published_to_are_no_exchanges(ch: BlockingChannel, exchange: str) -> None:
+    with expect_channel_close(404, exchange):
+        ch.exchange_declare(exchange, passive=True)
+
+
 @pytest.mark.parametrize(
     ("first", "second", "text"),
     [

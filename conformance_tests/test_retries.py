@@ -287,8 +287,3 @@ def test_a_queue_that_is_deleted_takes_it_along(ch: BlockingChannel, name: Name)
     ch.confirm_delivery()
     give_back(ch, tag, 1)
     wait_depth(ch, declare(ch, queue, "quorum"), 0)
-
-
-def test_the_name_is_no_exchange(ch: BlockingChannel) -> None:
-    with expect_channel_close(404, RETRIES):
-        ch.exchange_declare(RETRIES, passive=True)
