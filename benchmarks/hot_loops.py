@@ -4,6 +4,9 @@
 
 A change to one of these files states its figure before and after. Best of several runs, since noise only
 adds.
+
+Compare two builds with MALLOC_TRIM_THRESHOLD_=268435456 MALLOC_MMAP_THRESHOLD_=33554432: otherwise it is
+chance whether glibc gives the memory of a batch back each time, which doubles rows that make large results.
 """
 
 from __future__ import annotations
