@@ -11,8 +11,7 @@ from quorum_queue.machine.attributes import ALL, MAJORITY
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.parts import READY, TransactionId
-from quorum_queue.machine.peeking import Search, Seen
-from quorum_queue.machine.ready import Place
+from quorum_queue.machine.peeking import Look, Seen
 from quorum_queue.machine.record.states import Found
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
@@ -301,16 +300,7 @@ class QueueHost:
     def ms_until(self, time_ms: int) -> int:
         return 0
 
-    def peek(
-        self,
-        behind: Place,
-        count: int,
-        size: int,
-        done: Peeked,
-        *,
-        waiting: bool = False,
-        search: Search | None = None,
-    ) -> None:
+    def peek(self, look: Look, done: Peeked) -> None:
         """See quorum_queue.ports.Host."""
         done(Refused(self.ended_text) if self.ended else NOT_HERE)
 

@@ -12,9 +12,9 @@ from quorum_queue.host import Peeked, QueueHost
 from quorum_queue.machine import codec
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
-from quorum_queue.machine.peeking import Search, Seen, peek
+from quorum_queue.machine.peeking import Look, Seen, peek
 from quorum_queue.machine.positions import Seqs
-from quorum_queue.machine.ready import Place, Ready
+from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.pages import Page
 from quorum_queue.ports import Refused
@@ -307,16 +307,7 @@ class Paging(QueueHost):
             self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
         return found
 
-    def peek(
-        self,
-        behind: Place,
-        count: int,
-        size: int,
-        done: Peeked,
-        *,
-        waiting: bool = False,
-        search: Search | None = None,
-    ) -> None:
+    def peek(self, look: Look, done: Peeked) -> None:
         """See quorum_queue.ports.Host."""
 
         waits = 0
@@ -326,7 +317,7 @@ class Paging(QueueHost):
             if why or self.ended:
                 done(why[0] if why else Refused(self.ended_text))
                 return
-            found = peek(self.machine, behind, count, size, waiting=waiting, search=search)
+            found = peek(self.machine, look)
             missing = [run for _, run in found if run.contents is None]
             waits = self._ask(missing, came) if missing else 0
             if not waits:
@@ -341,8 +332,7 @@ class Paging(QueueHost):
                 done(Refused(self.ended_text))
             else:
                 # Some messages may be gone meanwhile.
-                found = peek(self.machine, behind, count, size, waiting=waiting, search=search)
-                done(list(self._with_bodies(found)))
+                done(list(self._with_bodies(peek(self.machine, look))))
 
         self.barrier(begin)
 

@@ -11,8 +11,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import TransactionId
-from quorum_queue.machine.peeking import Search, Seen
-from quorum_queue.machine.ready import Place
+from quorum_queue.machine.peeking import Look, Seen
 from quorum_queue.machine.record.states import (
     Found,
 )
@@ -506,19 +505,9 @@ class Host(Recipient, Protocol):
     #: True if `peek` works here: the machine with the messages is on this node.
     peeks: bool
 
-    def peek(
-        self,
-        behind: Place,
-        count: int,
-        size: int,
-        done: Callable[[list[Seen] | Refused], None],
-        *,
-        waiting: bool = False,
-        search: Search | None = None,
-    ) -> None:
-        """Give copies of ready messages behind a place with their contents, at most `count` of them with
-        `size` bytes together, after everything that clients of any node have had answers to; and then, if
-        `waiting`, of those that wait; with a `search` only of some (see machine.peeking). Nothing changes.
+    def peek(self, look: Look, done: Callable[[list[Seen] | Refused], None]) -> None:
+        """Give copies of messages with their contents, after everything that clients of any node have had
+        answers to (see machine.peeking). Nothing changes.
         """
 
     def ms_until(self, time_ms: int) -> int:

@@ -32,12 +32,17 @@ class Search:
 
     def __init__(self, sought: Sequence[bytes]) -> None:
         self._sought = list(sought)
+        self.begin()
+
+    def begin(self) -> None:
         #: How many messages were looked at, passed over or not, and the place of the last one.
         self.looked_at = 0
         self.last: Place | None = None
 
-    def begin(self) -> None:
-        self.looked_at, self.last = 0, None
+    def saw(self, level: int, run: Run, first: int, stop: int) -> None:
+        """These messages of a run were looked at."""
+        self.looked_at += stop - first
+        self.last = Place(level, run.seqs[stop - 1])
 
     def may_be(self, item: bytes) -> bool:
         """Return whether the content header of a message in its frames has one of the strings."""
@@ -48,26 +53,28 @@ class Search:
         return False
 
 
-def peek(
-    machine: Machine,
-    behind: Place,
-    count: int,
-    size: int,
-    *,
-    waiting: bool = False,
-    search: Search | None = None,
-) -> list[Seen]:
-    """Return copies of at most `count` messages behind a place, in the order of delivery, with `size` bytes
-    of contents together; one at least, however large it is. Their bodies may be on the disk. Messages of a
-    transaction that is not complete are not shown. `waiting`: messages that wait come behind the ready ones;
-    instead of a level they have the time at which they are due, below zero. `search`: only some of them.
+class Look(NamedTuple):
+    """Which messages of a queue somebody wants to see."""
+
+    behind: Place
+    #: At most so many, and so many bytes of contents together; one at least, however large it is.
+    most: int
+    most_bytes: int
+    #: Behind the ready messages also those that wait. Instead of a level they have the time at which they are
+    #: due, below zero.
+    waiting: bool = False
+    #: Only some of them.
+    search: Search | None = None
+
+
+def peek(machine: Machine, look: Look) -> list[Seen]:
+    """Return copies of messages in the order of delivery. Their bodies may be on the disk. Messages of a
+    transaction that is not complete are not shown.
     """
     found: list[Seen] = []
+    behind, count, size, waiting, search = look
     if search is not None:
         search.begin()
-    # The last message that a search has looked at: for most others nobody wants to know their places.
-    at_level, at_stop = 0, 0
-    at_run: Run | None = None
     lying = machine.ready.behind(behind)
     if waiting and machine.delayed.count:
         lying = chain(lying, _waiting(machine, behind))
@@ -80,32 +87,21 @@ def peek(
             for index in range(first, stop):
                 if search.may_be(run.contents[index]):
                     found.append(Seen(level, run.seen(index, index + 1)))
-            at_level, at_run, at_stop = level, run, stop
-            search.looked_at += stop - first
-            count -= stop - first
-            if not count:
-                break
-            continue
-        part = run.seen(first, stop)
-        fits = _fitting(part, size)
-        if fits < len(part.seqs):
-            if fits or not found:
-                fits = max(fits, 1)
-                found.append(Seen(level, part.part(0, fits)))
-                if search is not None:
-                    at_level, at_run, at_stop = level, run, first + fits
-                    search.looked_at += fits
-            break
-        found.append(Seen(level, part))
+        else:
+            part = run.seen(first, stop)
+            fits = _fitting(part, size)
+            if fits < len(part.seqs):
+                fits = fits or int(not found)
+                if not fits:
+                    break
+                part, stop, count = part.part(0, fits), first + fits, fits
+            found.append(Seen(level, part))
+            size -= part.size
         if search is not None:
-            at_level, at_run, at_stop = level, run, stop
-            search.looked_at += stop - first
+            search.saw(level, run, first, stop)
         count -= stop - first
-        size -= part.size
         if not count:
             break
-    if search is not None and at_run is not None:
-        search.last = Place(at_level, at_run.seqs[at_stop - 1])
     return found
 
 

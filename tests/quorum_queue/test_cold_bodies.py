@@ -10,6 +10,7 @@ import pytest
 from quorum_queue.local_host import LocalHost
 from quorum_queue.machine import run as run_module
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.peeking import Look
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.machine.run import Attributes
 from quorum_queue.machine.settings import Settings
@@ -432,7 +433,7 @@ def test_who_looks_at_messages_waits_for_the_disk_and_changes_nothing(journalled
     host = paged_out(node, 12, journalled=journalled)
     before = [(run.seqs, run.contents, run.sizes) for run in host.machine.ready.runs()]
     seen: list[Any] = []
-    host.peek(Place(0, 3), 4, 1 << 20, seen.append)
+    host.peek(Look(Place(0, 3), 4, 1 << 20), seen.append)
     assert node.asked and not seen
     node.drain()
     (found,) = seen
@@ -441,7 +442,7 @@ def test_who_looks_at_messages_waits_for_the_disk_and_changes_nothing(journalled
     assert [(run.seqs, run.contents, run.sizes) for run in host.machine.ready.runs()] == before
     assert host.resident_bytes == resident_bytes(host)
     # Messages that are gone when the disk has read them are left out, and none is taken for lost.
-    host.peek(Place(0, 5), 100, 1 << 20, seen.append)
+    host.peek(Look(Place(0, 5), 100, 1 << 20), seen.append)
     host.submit(("purge", 1))
     node.drain()
     assert seen[1] == [] and not host.pending
@@ -451,8 +452,8 @@ def test_who_looks_is_answered_when_the_queue_goes() -> None:
     node = ColdNode()
     host = paged_out(node, 5)
     seen: list[Any] = []
-    host.peek(HEAD, 10, 1 << 20, seen.append)
+    host.peek(Look(HEAD, 10, 1 << 20), seen.append)
     host.close()
     node.drain()
-    host.peek(HEAD, 10, 1 << 20, seen.append)
+    host.peek(Look(HEAD, 10, 1 << 20), seen.append)
     assert [type(each) for each in seen] == [Refused, Refused]

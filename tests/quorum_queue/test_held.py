@@ -6,7 +6,7 @@ from quorum_queue.machine.attributes import Attributes
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
-from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.peeking import Look, peek
 from quorum_queue.machine.ready import HEAD
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
@@ -32,7 +32,7 @@ def test_held_messages_of_a_higher_priority_do_not_hold_up_others() -> None:
     first = handed(machine, ("attach", consumer))
     assert len(first) == 2 and set(first) <= {1, 2, 3}
     # Who looks at messages sees none of it either.
-    assert [seq for seen in peek(machine, HEAD, 9, 999) for seq in seen.run.seqs] == [3]
+    assert [seq for seen in peek(machine, Look(HEAD, 9, 999)) for seq in seen.run.seqs] == [3]
     # What comes meanwhile waits, too: it may not overtake the transaction.
     assert handed(machine, ("enqueue", run(1, 9), None, 0), ("settle", "c", 0, 1)) == [3]
     assert handed(machine, ("unhold",), ("settle", "c", 2, 2)) == [6, 4]

@@ -21,7 +21,7 @@ from hypothesis.stateful import (
 from quorum_queue.machine.consumers import ALL_IDS, Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
-from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.peeking import Look, peek
 from quorum_queue.machine.ready import HEAD
 from quorum_queue.machine.record import blocks
 from quorum_queue.machine.record.record import COPIES_MAX, MessageRecord
@@ -480,7 +480,7 @@ class MachineComparison(RuleBasedStateMachine):
         """Look at all ready messages, a few at a time."""
         found: list[Run] = []
         place = HEAD
-        while page := peek(self.machine, place, 3, 12, waiting=waiting):
+        while page := peek(self.machine, Look(place, 3, 12, waiting=waiting)):
             assert 1 <= sum(len(seen.run.seqs) for seen in page) <= 3
             assert len(page) == len(page[0].run.seqs) == 1 or sum(seen.run.size for seen in page) <= 12
             found += [seen.run for seen in page]

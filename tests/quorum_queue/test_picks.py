@@ -11,7 +11,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order import due_times
-from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.peeking import Look, peek
 from quorum_queue.machine.ready import Place
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -191,7 +191,7 @@ def test_a_look_goes_on_where_it_was_though_its_last_message_was_picked(size: in
         apply(machine, delayed(number, 10 + number // 9 * 10))
     seen: list[int] = []
     place = Place(-1, 0)
-    while found := peek(machine, place, size, 1 << 20, waiting=True):
+    while found := peek(machine, Look(place, size, 1 << 20, waiting=True)):
         places = [place for each in found for place in each.places()]
         seen += [each.position for each in places]
         place = places[-1]

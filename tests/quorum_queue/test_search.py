@@ -10,7 +10,7 @@ from amqp_server.wire import content
 from amqp_server.wire.frames import short_string
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Machine, Meta
-from quorum_queue.machine.peeking import Search, Seen, peek
+from quorum_queue.machine.peeking import Look, Search, Seen, peek
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -53,7 +53,7 @@ def test_nothing_is_missed(seed: int, strict: bool) -> None:
     place, size = random.choice((HEAD, WAITING)), random.choice((300, 1 << 20))
     begun = place
     while True:
-        found = peek(machine, place, 7, size, waiting=True, search=search)
+        found = peek(machine, Look(place, 7, size, waiting=True, search=search))
         shown += [seq for each in found for seq in each.run.seqs]
         if search.last is None:
             assert not found and not search.looked_at
@@ -85,6 +85,6 @@ def test_bodies_do_not_count() -> None:
     run = Run(range(2), [framed(b"a", b"sought"), framed(b"sought", b"b")], b"q", Attributes())
     machine.apply(Meta(0), [("enqueue", run, None, 1)], Effects())
     search = Search([b"sought"])
-    found = peek(machine, HEAD, 10, 1 << 20, search=search)
+    found = peek(machine, Look(HEAD, 10, 1 << 20, search=search))
     assert [type(each) for each in found] == [Seen] and list(found[0].run.seqs) == [2]
     assert (search.looked_at, search.last) == (2, Place(0, 2))

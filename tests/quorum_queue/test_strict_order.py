@@ -12,7 +12,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order import delayed
-from quorum_queue.machine.peeking import peek
+from quorum_queue.machine.peeking import Look, peek
 from quorum_queue.machine.ready import HEAD
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -177,7 +177,7 @@ def test_who_looks_page_by_page_sees_each_message_once(settings: Settings) -> No
     machine.apply(Meta(5), [("tick",)], Effects())
     seen: list[int] = []
     place = HEAD
-    while page := peek(machine, place, 1, 1):
+    while page := peek(machine, Look(place, 1, 1)):
         seen += page[0].run.seqs
         *_, place = page[0].places()
     assert seen == [2, 3, 4, 1]

@@ -32,7 +32,7 @@ from amqp_server.management.request.payloads import PIECE_BYTES
 from amqp_server.management.resources.queues import home_of, host_of, members_of, online
 from amqp_server.wire import content, tables, typed
 from quorum_queue.machine import versions
-from quorum_queue.machine.peeking import Search, Seen
+from quorum_queue.machine.peeking import Look, Search, Seen
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.ports import Host, Refused
 
@@ -145,8 +145,8 @@ async def _seen(
         if not _PLACE.fullmatch(asked.after) or (asked.after.startswith("-") and not asked.waiting):
             raise bad_request("after must be the place of a message, such as 0.17")
         place = place_of(asked.after)
-    peek = partial(host.peek, place, asked.count, LOOK_BYTES, waiting=asked.waiting, search=search)
-    answers = await answers_of(call.broker.turn, peek, ANSWER_S)
+    look = Look(place, asked.count, LOOK_BYTES, asked.waiting, search)
+    answers = await answers_of(call.broker.turn, partial(host.peek, look), ANSWER_S)
     if not answers:
         raise Unavailable(f"queue '{queue.name}' has not answered in {ANSWER_S:g} s; try again")
     found: list[Seen] | Refused = answers[0]

@@ -11,8 +11,7 @@ from quorum_queue.cluster.queues import contents
 from quorum_queue.cluster.queues.contents import Places
 from quorum_queue.empty import NO_DICT
 from quorum_queue.host import Peeked
-from quorum_queue.machine.peeking import Search, Seen, peek
-from quorum_queue.machine.ready import Place
+from quorum_queue.machine.peeking import Look, Seen, peek
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Refused
 
@@ -97,22 +96,11 @@ class LetterWarming(Warming):
 class Peeking(Warming):
     """For a question for messages as they lie. Those that are settled while it waits are left out."""
 
-    __slots__ = ("_behind", "_count", "_done", "_found", "_search", "_size", "_waiting")
+    __slots__ = ("_done", "_found", "_look")
 
-    def __init__(
-        self,
-        host: GroupHost,
-        behind: Place,
-        count: int,
-        size: int,
-        done: Peeked,
-        *,
-        waiting: bool,
-        search: Search | None,
-    ) -> None:
+    def __init__(self, host: GroupHost, look: Look, done: Peeked) -> None:
         super().__init__(host)
-        self._behind, self._count, self._size, self._done = behind, count, size, done
-        self._waiting, self._search = waiting, search
+        self._look, self._done = look, done
         self._found: list[tuple[Seen, Places]] = []
 
     def see(self) -> None:
@@ -122,14 +110,7 @@ class Peeking(Warming):
             self._done(Refused(host.ended_text))
             return
         find = host.replica.find
-        found = peek(
-            host.replica.machine,
-            self._behind,
-            self._count,
-            self._size,
-            waiting=self._waiting,
-            search=self._search,
-        )
+        found = peek(host.replica.machine, self._look)
         self._found = [(each, find(each.run.seqs)) for each in found]
         answer: list[Seen] = []
         for each, places in self._found:

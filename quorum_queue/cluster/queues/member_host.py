@@ -36,8 +36,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES
 from quorum_queue.machine.parts import Parts
-from quorum_queue.machine.peeking import Search
-from quorum_queue.machine.ready import Place
+from quorum_queue.machine.peeking import Look
 from quorum_queue.machine.replicated import Applied, QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
@@ -279,20 +278,10 @@ class GroupHost(DeferredHost):
     def ms_until(self, time_ms: int) -> int:
         return time_ms - self.services.clock.monotonic_ms() - self._time_ahead_ms
 
-    def peek(
-        self,
-        behind: Place,
-        count: int,
-        size: int,
-        done: Peeked,
-        *,
-        waiting: bool = False,
-        search: Search | None = None,
-    ) -> None:
-        if search is not None:
-            count = min(count, SEARCHED_MAX)
-        peeking = Peeking(self, behind, count, size, done, waiting=waiting, search=search)
-        self._when_known(peeking.see, done)
+    def peek(self, look: Look, done: Peeked) -> None:
+        if look.search is not None:
+            look = look._replace(most=min(look.most, SEARCHED_MAX))
+        self._when_known(Peeking(self, look, done).see, done)
 
     def _when_known(self, then: Callable[[], None], refused: Callable[[Refused], None]) -> None:
         """Call `then` after everything that clients of any node have had answers to."""

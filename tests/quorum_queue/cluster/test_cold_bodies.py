@@ -12,6 +12,7 @@ import pytest
 from quorum_queue.cluster.queues import member_host
 from quorum_queue.cluster.snapshots import compaction
 from quorum_queue.machine.consumers import Consumer
+from quorum_queue.machine.peeking import Look
 from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Refused
@@ -385,7 +386,7 @@ def test_any_member_shows_messages_when_its_disk_has_read_them() -> None:
     scene = ColdScene()
     seen: list[Any] = []
     for name in "abc":
-        scene.host(name).peek(Place(0, 5), 10, 1 << 20, seen.append)
+        scene.host(name).peek(Look(Place(0, 5), 10, 1 << 20), seen.append)
     scene.work(3)
     assert scene.asked == 1 and len(seen) == 2
     scene.thaw()
@@ -400,7 +401,7 @@ def test_who_looks_without_a_majority_is_told() -> None:
     scene = Scene()
     scene.isolate("a")
     seen: list[Any] = []
-    scene.host("a").peek(HEAD, 10, 1 << 20, seen.append)
+    scene.host("a").peek(Look(HEAD, 10, 1 << 20), seen.append)
     scene.nodes["a"].end_turn()
     for _ in range(LATE_TICKS):
         scene.tick(scene.nodes["a"])
