@@ -97,10 +97,6 @@ class Channel:
         #: Called at the end of the closing.
         self.when_closed: Callable[[], None] = _nothing
 
-    @property
-    def transactional(self) -> bool:
-        return self.tx is not None
-
     def send(self, method: base.Frame) -> None:
         """Send a method on this channel."""
         self.connection.outbox.put(method_frame(self.number, method))

@@ -19,6 +19,9 @@ from quorum_queue.machine import versions
 if TYPE_CHECKING:
     from amqp_server.wire.intake import PublishRoute
 
+#: What the header x-delay is.
+WAIT = "the number of milliseconds to wait"
+
 
 def always_waits(route: PublishRoute) -> bool:
     """Return whether messages of this route wait in every queue, whatever its declaration is."""
@@ -39,14 +42,7 @@ def wait_ms(headers: Mapping[str, object], wall_ms: int, version: int) -> int:
     if DELAY in headers and DELIVER_AT in headers:
         raise PreconditionFailed(f"a message has {DELAY} or {DELIVER_AT}, not both")
     name = DELAY if DELAY in headers else DELIVER_AT
-    if name == DELAY:
-        wait = _milliseconds(name, headers[name], "the number of milliseconds to wait")
-        if wait < 0:
-            raise _refused(name, headers[name], "it must not be negative")
-    else:
-        wait = _milliseconds(name, headers[name], "a timestamp, or milliseconds since 1970") - wall_ms
-    if wait > TIME_MS_MAX:
-        raise _refused(name, headers[name], "no message waits longer than ten years")
+    wait = delay_ms(headers[name]) if name == DELAY else _left_ms(headers[name], wall_ms)
     if version < versions.DELAYS:
         raise PreconditionFailed(
             f"header {name} needs a cluster whose nodes all run a version of mqd that knows it"
@@ -54,13 +50,34 @@ def wait_ms(headers: Mapping[str, object], wall_ms: int, version: int) -> int:
     return max(wait, 0)
 
 
-def _milliseconds(name: str, value: object, what: str) -> int:
-    if isinstance(value, datetime.datetime) and name == DELIVER_AT:
-        return round(value.timestamp() * 1000)
+def delay_ms(value: object) -> int:
+    """Return what the header x-delay says, ms. Raises PreconditionFailed."""
+    wait = whole_number(DELAY, value, WAIT)
+    if wait < 0:
+        raise refused(DELAY, value, "it must not be negative")
+    return _bounded(DELAY, value, wait)
+
+
+def _left_ms(value: object, wall_ms: int) -> int:
+    if isinstance(value, datetime.datetime):
+        at_ms = round(value.timestamp() * 1000)
+    else:
+        at_ms = whole_number(DELIVER_AT, value, "a timestamp, or milliseconds since 1970")
+    return _bounded(DELIVER_AT, value, at_ms - wall_ms)
+
+
+def _bounded(name: str, value: object, wait: int) -> int:
+    if wait > TIME_MS_MAX:
+        raise refused(name, value, "no message waits longer than ten years")
+    return wait
+
+
+def whole_number(name: str, value: object, what: str) -> int:
+    """Return the value of a header that has to be an integer. Raises PreconditionFailed."""
     if isinstance(value, int) and not isinstance(value, bool):
         return value
-    raise _refused(name, value, f"it must be {what}")
+    raise refused(name, value, f"it must be {what}")
 
 
-def _refused(name: str, value: object, why: str) -> PreconditionFailed:
+def refused(name: str, value: object, why: str) -> PreconditionFailed:
     return PreconditionFailed(f"invalid header {name} {str(value)[:40]!r}: {why}")

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from pamqp import commands
 
-from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
 from amqp_server.broker.reply import DirectTarget
+from amqp_server.channel.delays import WAIT, delay_ms, refused, whole_number
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import content
 from amqp_server.wire.delay_fields import DELAY
@@ -45,8 +45,8 @@ class Holding(Protocol):
     unacked: Unacked
 
     @property
-    def transactional(self) -> bool:
-        """True if its acks belong to transactions."""
+    def tx(self) -> object | None:
+        """Its open transaction, if its acks belong to transactions."""
 
     def settled(self, verb: str, pieces: list[Piece]) -> None: ...
 
@@ -91,8 +91,8 @@ def give_back(channel: Holding, assembly: Assembly) -> Segment:
     assert payload is not None
     properties = content.Properties.parse(payload, channel.connection.config.table_depth_max)
     headers = properties.headers or {}
-    tag, wait_ms, failed = _tag(headers), _delay_ms(headers), _failed(headers)
-    if channel.transactional:
+    tag, wait_ms, failed = _tag(headers), delay_ms(_given(headers, DELAY, WAIT)), _failed(headers)
+    if channel.tx is not None:
         raise PreconditionFailed(f"a channel with transactions takes no messages for exchange '{EXCHANGE}'")
     if channel.connection.broker.replication.version < versions.RETRY_WAITS:
         raise PreconditionFailed(
@@ -108,39 +108,24 @@ def give_back(channel: Holding, assembly: Assembly) -> Segment:
 
 
 def _tag(headers: Mapping[str, object]) -> int:
-    tag = _whole_number(headers, TAG, "the delivery tag of the message")
+    what = "the delivery tag of the message"
+    tag = whole_number(TAG, _given(headers, TAG, what), what)
     if tag <= 0:
         raise PreconditionFailed(f"unknown delivery tag {tag}")
     return tag
-
-
-def _delay_ms(headers: Mapping[str, object]) -> int:
-    wait_ms = _whole_number(headers, DELAY, "the number of milliseconds to wait")
-    if wait_ms < 0:
-        raise _refused(DELAY, wait_ms, "it must not be negative")
-    if wait_ms > TIME_MS_MAX:
-        raise _refused(DELAY, wait_ms, "no message waits longer than ten years")
-    return wait_ms
 
 
 def _failed(headers: Mapping[str, object]) -> bool:
     failed = headers.get(FAILED, True)
     if isinstance(failed, bool):
         return failed
-    raise _refused(FAILED, failed, "it must be a boolean")
+    raise refused(FAILED, failed, "it must be a boolean")
 
 
-def _whole_number(headers: Mapping[str, object], name: str, what: str) -> int:
+def _given(headers: Mapping[str, object], name: str, what: str) -> object:
     if name not in headers:
         raise PreconditionFailed(f"a message for exchange '{EXCHANGE}' needs the header {name}: {what}")
-    value = headers[name]
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value
-    raise _refused(name, value, f"it must be {what}")
-
-
-def _refused(name: str, value: object, why: str) -> PreconditionFailed:
-    return PreconditionFailed(f"invalid header {name} {str(value)[:40]!r}: {why}")
+    return headers[name]
 
 
 class _Returned(DirectTarget):
