@@ -464,11 +464,11 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
     channel: Channel = segment.route.publisher
     copies = trace_publish(channel, segment) if channel.vhost.tracing else None
     if copies is not None:
-        return chain(copies, hand_over(segment, targets, origin, first))
+        return chain(copies, hand_over(segment, targets, origin, first, size))
     if has_large(segment):
-        return hand_over(segment, targets, origin, first)
+        return hand_over(segment, targets, origin, first, size)
     if len(targets) > PART_QUEUES or len(targets) * len(segment.contents) > PART_COPIES:
-        return hand_over(segment, targets, origin, first)
+        return hand_over(segment, targets, origin, first, size)
     _give(segment, targets, origin, first, size)
     return None
 
@@ -574,13 +574,14 @@ def _return_in_order(
 
 
 def hand_over(
-    segment: Segment, targets: Sequence[Taking], origin: Any, first: int
+    segment: Segment, targets: Sequence[Taking], origin: Any, first: int, size: int
 ) -> Iterator[Sequence[Recipient]]:
-    """Hand the messages to the hosts of these targets, step by step; yield the hosts of each part.
+    """Hand the messages, which have `size` bytes, to the hosts of these targets, step by step; yield the
+    hosts of each part.
 
     Turns may pass in between. A queue that moves meanwhile gets the messages at its new host.
     """
-    count, size = len(targets), sum(map(len, segment.contents))
+    count = len(targets)
     if has_large(segment):
         for index, target in enumerate(targets):
             made: dict[int, Preparing] = {}
@@ -626,7 +627,7 @@ def _give(
     targets: Sequence[Taking],
     origin: Any,
     first: int,
-    size: int = -1,
+    size: int,
     *,
     last: bool = True,
     made: dict[int, Preparing] | None = None,
@@ -636,9 +637,6 @@ def _give(
     """
     route, contents = segment.route, segment.contents
     count = len(contents)
-    if size < 0:
-        # Summed up once: doing it for each host would take longer than everything else here.
-        size = sum(map(len, contents))
     scheduled = route.publisher.broker.turn.scheduled
     own = len(targets) - 1 if last else -1
     hosts: list[Recipient] = []

@@ -129,15 +129,15 @@ class PreparedCommit:
         given = 0
         for segment in segments:
             self._level = ALL if segment.attributes.confirm_level == ALL else self._level
-            targets, _, _, _ = begin_publish(segment, transaction.origin)
+            targets, _, _, size = begin_publish(segment, transaction.origin)
             transaction.origin.take_answers()
             if channel.vhost.tracing:
                 yield from trace_publish(channel, segment) or ()
             takers = [self._taker_of(each.host, each.delays) for each in targets if each.host.is_queue]
             replies = [target for target in targets if not target.host.is_queue]
             if replies:
-                self._reply_later(segment, replies)
-            for _ in hand_over(segment, takers, None, 1):
+                self._reply_later(segment, replies, size)
+            for _ in hand_over(segment, takers, None, 1, size):
                 given += max(len(takers), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
                 if given >= PARTS_AT_ONCE:
                     given = 0
@@ -162,11 +162,11 @@ class PreparedCommit:
                     yield
         self._flush()
 
-    def _reply_later(self, segment: Segment, replies: list[Any]) -> None:
+    def _reply_later(self, segment: Segment, replies: list[Any], size: int) -> None:
         copy = Segment(segment.route, segment.attributes)
         copy.contents = segment.contents.copy()
         copy.heads = None if segment.heads is None else segment.heads.copy()
-        self._replies.append(lambda: list(hand_over(copy, replies, None, 1)))
+        self._replies.append(lambda: list(hand_over(copy, replies, None, 1, size)))
 
     def _taker_of(self, host: Any, delays: bool) -> PartTaker:
         taker = self._takers.get(host)

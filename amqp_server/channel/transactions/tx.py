@@ -297,11 +297,11 @@ class Transaction:
             self._unfinished.finished += 1
         given = 0
         for segment in segments:
-            targets, origin, first, _ = begin_publish(segment, self.origin)
+            targets, origin, first, size = begin_publish(segment, self.origin)
             if self._channel.vhost.tracing:
                 yield from trace_publish(self._channel, segment) or ()
             weight = max(len(targets), len(segment.contents) * PARTS_AT_ONCE // PART_MESSAGES_MAX)
-            for found in hand_over(segment, targets, origin, first):
+            for found in hand_over(segment, targets, origin, first, size):
                 _hold(found, held)
                 if segment.attributes.confirm_level != LEADER:
                     hosts.update(dict.fromkeys(found))
