@@ -547,18 +547,10 @@ class Scrape:
             for metric, value in zip(metrics, values, strict=True):
                 lines.append(_head(PREFIX + metric.name, metric.kind, metric.help))
                 lines.append(f"{PREFIX}{metric.name}{told} {value}\n")
-        return ("".join(lines) + self._sizes()).encode()
-
-    def _sizes(self) -> str:
-        sizes, name = self._measures.message_sizes, PREFIX + MESSAGE_SIZE.name
-        bounds, count = (*map(str, SIZE_BOUNDS), "+Inf"), 0
-        lines = [_head(name, MESSAGE_SIZE.kind, MESSAGE_SIZE.help)]
-        for bound, here in zip(bounds, sizes.by_bound, strict=True):
-            count += here
-            lines.append(f"{name}_bucket{labels(protocol='amqp091', le=bound)} {count}\n")
-        told = labels(protocol="amqp091")
-        lines.append(f"{name}_sum{told} {sizes.bytes}\n{name}_count{told} {count}\n")
-        return "".join(lines)
+        sizes, name = measures.message_sizes, PREFIX + MESSAGE_SIZE.name
+        lines.append(_head(name, MESSAGE_SIZE.kind, MESSAGE_SIZE.help))
+        lines += _buckets(name, SIZE_BOUNDS, sizes.by_bound, sizes.bytes, protocol="amqp091")
+        return "".join(lines).encode()
 
     # -- of objects ------------------------------------------------------------------------------------------
 
@@ -726,12 +718,20 @@ def _own(metric: OwnMetric) -> bytes:
     lines = [_head(metric.name, metric.kind, metric.help)]
     lines += [f"{metric.name}{labels(**told) if told else ''} {value}\n" for told, value in metric.values]
     if metric.syncs is not None:
-        count = 0
-        for bound, here in zip((*map(str, SYNC_BOUNDS_S), "+Inf"), metric.syncs.by_bound, strict=True):
-            count += here
-            lines.append(f'{metric.name}_bucket{{le="{bound}"}} {count}\n')
-        lines.append(f"{metric.name}_sum {metric.syncs.seconds}\n{metric.name}_count {metric.syncs.count}\n")
+        lines += _buckets(metric.name, SYNC_BOUNDS_S, metric.syncs.by_bound, metric.syncs.seconds)
     return "".join(lines).encode()
+
+
+def _buckets(
+    name: str, bounds: Sequence[float], by_bound: Sequence[int], total: float, **told: str
+) -> Iterator[str]:
+    """Yield the lines of a histogram: how many were at most each bound, how much all are, and how many."""
+    count = 0
+    for bound, here in zip((*map(str, bounds), "+Inf"), by_bound, strict=True):
+        count += here
+        yield f"{name}_bucket{labels(**told, le=bound)} {count}\n"
+    shown = labels(**told) if told else ""
+    yield f"{name}_sum{shown} {total}\n{name}_count{shown} {count}\n"
 
 
 def names() -> Iterable[str]:

@@ -225,15 +225,15 @@ def message_size_stats(invocation: Invocation) -> None:
     total = sum(row["count"] for row in rows)
     told, above = [], 0
     for row in rows:
-        text = (
-            f"above {_size(above)}"
-            if row["up_to"] is None
-            else f"between {_size(above)} and {_size(row['up_to'])}"
-        )
-        if not above:
-            text = f"below {_size(row['up_to'])}"
-        told.append((text, row["count"], f"{100 * row['count'] / total if total else 0:.2f}"))
-        above = row["up_to"]
+        up_to, count = row["up_to"], row["count"]
+        if up_to is None:
+            text = f"above {_size(above)}"
+        elif above:
+            text = f"between {_size(above)} and {_size(up_to)}"
+        else:
+            text = f"below {_size(up_to)}"
+        told.append((text, count, f"{100 * count / total if total else 0:.2f}"))
+        above = up_to
     show(("Message Size", "Count", "Percentage"), told, invocation)
 
 
