@@ -24,7 +24,7 @@ from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order.message_groups import gathered
 from quorum_queue.machine.parts import Parts
-from quorum_queue.machine.positions import Positions, ranges_of, spans_of
+from quorum_queue.machine.positions import Positions, merged, ranges_of
 from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -744,7 +744,7 @@ class LocalHost(DeadLettering):
         if self.ended:
             # The queue's whole journal is deleted when the last dead letters have left.
             return False
-        scattered: list[int] = []
+        scattered: list[Positions] = []
         for run in settled:
             if run.in_memory:
                 self.resident_bytes -= run.size
@@ -752,7 +752,7 @@ class LocalHost(DeadLettering):
             seqs = run.seqs
             if self.journalled and run.attributes.persistent:
                 if isinstance(seqs, Positions):
-                    scattered += seqs
+                    scattered.append(seqs)
                 elif withdrawn < 0 or seqs.start != withdrawn or len(seqs) > 1:
                     services.journal.settle(self.queue_id, seqs)
                     wrote = True
@@ -760,9 +760,7 @@ class LocalHost(DeadLettering):
                 for span in ranges_of(seqs):
                     services.spill.settle(self.queue_id, span)
         if scattered:
-            # What one consumer has acked lies between what others have.
-            scattered.sort()
-            for span in spans_of(scattered):
+            for span in merged(scattered):
                 services.journal.settle(self.queue_id, span)
             wrote = True
         return wrote

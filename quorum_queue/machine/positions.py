@@ -7,7 +7,8 @@ the messages are neighbours, or are evenly apart, sees that they are not.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from itertools import chain
 from typing import Final, SupportsIndex, overload
 
 
@@ -81,9 +82,14 @@ def spans_of(numbers: list[int]) -> list[range]:
     return spans
 
 
+def merged(several: Iterable[Positions]) -> list[range]:
+    """Return the positions of one or several runs, which lie between one another, as ranges of neighbours."""
+    return spans_of(sorted(chain.from_iterable(several)))
+
+
 def ranges_of(seqs: Seqs) -> list[range]:
     """Return positions as ranges, which may have a step."""
     return seqs.spans() if isinstance(seqs, Positions) else [seqs]
 
 
-__all__ = ["Positions", "Seqs", "ranges_of", "seqs_of", "spans_of"]
+__all__ = ["Positions", "Seqs", "merged", "ranges_of", "seqs_of", "spans_of"]

@@ -24,7 +24,7 @@ from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, enco
 from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.parts import TransactionId
-from quorum_queue.machine.positions import Positions, Seqs, spans_of
+from quorum_queue.machine.positions import Positions, Seqs, merged
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -296,15 +296,14 @@ def _joined(runs: list[Run]) -> Iterator[range]:
 
 def _ranges(runs: list[Run]) -> Iterator[range]:
     """Positions of runs. Those that consumers of message groups have acked lie between one another."""
-    scattered: list[int] = []
+    scattered: list[Positions] = []
     for run in runs:
         if isinstance(run.seqs, Positions):
-            scattered += run.seqs
+            scattered.append(run.seqs)
         else:
             yield run.seqs
     if scattered:
-        scattered.sort()
-        yield from spans_of(scattered)
+        yield from merged(scattered)
 
 
 def _gather(effects: Effects, own: Member, applied: Applied) -> None:

@@ -194,7 +194,8 @@ class Run:
         last.
         """
         if isinstance(self.seqs, Positions):
-            return self.seqs.index_of(low), max(self.seqs.index_of(low), self.seqs.index_of(high + 1))
+            first = self.seqs.index_of(low)
+            return first, max(first, self.seqs.index_of(high + 1))
         start, step, count = self.seqs.start, self.seqs.step, len(self.seqs)
         first = min(max(0, -((start - low) // step)), count)
         return first, max(first, min(count, (high - start) // step + 1))

@@ -193,16 +193,16 @@ class GroupedReady(Ready):
     """The ready messages of a queue with message groups. Priorities mean nothing here."""
 
     __slots__ = (
-        "blocked",
         "_first",
-        "holders",
         "_looks_no_further",
-        "main",
-        "parked",
-        "parked_count",
         "_parked_due",
         "_ripe",
         "_stalled",
+        "blocked",
+        "holders",
+        "main",
+        "parked",
+        "parked_count",
         "scanned",
         "wanted",
     )
