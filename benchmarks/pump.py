@@ -85,6 +85,14 @@ class Consumer:
         return not self._pending and (self._next_ack is None or self._acked == self.count)
 
 
+class Counting(Protocol):
+    """What a publisher waits for: a consumer, or several that share a queue."""
+
+    @property
+    def count(self) -> int:
+        """Messages so far."""
+
+
 class Publisher:
     """Sends blocks, at most a window ahead of the slowest consumer and, with confirms, of the confirms."""
 
@@ -92,7 +100,7 @@ class Publisher:
         self,
         sock: socket.socket,
         blocks: Iterator[Block],
-        consumers: Sequence[Consumer],
+        consumers: Sequence[Counting],
         window: int,
         messages_max: int,
         settled: Settled | None = None,

@@ -77,7 +77,7 @@ def _shared(
         publisher = Publisher(
             publishing.sock,
             repeated(messages, CONFIRM_WINDOW),
-            [_Shared(takers)],  # type: ignore[list-item]
+            [_Shared(takers)],
             CONFIRM_WINDOW * consumers,
             MESSAGES_MAX,
             Settled(MESSAGES_MAX),

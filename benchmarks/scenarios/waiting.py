@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from pamqp import commands, frame
 
@@ -65,15 +65,15 @@ def _publish(connection: Connection, messages: Iterator[bytes], count: int) -> N
         settled.feed(data)
 
 
-def _take(connection: Connection, count: int, *, settles: Callable[[int, int], bytes]) -> float:
-    """Take so many messages; return the seconds from the first delivery to the last one."""
+def _take(connection: Connection, count: int) -> float:
+    """Take so many messages, with acks; return the seconds from the first delivery to the last one."""
     first = connection.delivery()
     began = time.perf_counter()
     size, received, answered = first.wire_bytes, first.wire_bytes + connection.undecoded(), 0
     while True:
         taken = received // size
         if taken > answered:
-            connection.sock.sendall(settles(answered + 1, taken))
+            connection.sock.sendall(acks(answered + 1, taken).tobytes())
             answered = taken
         if taken >= count:
             return time.perf_counter() - began
@@ -81,10 +81,6 @@ def _take(connection: Connection, count: int, *, settles: Callable[[int, int], b
         if not data:
             raise Refused("the broker hung up on a consumer")
         received += len(data)
-
-
-def _acked(first: int, last: int) -> bytes:
-    return acks(first, last).tobytes()
 
 
 class Delayed(_Mqd):
@@ -107,7 +103,7 @@ class Delayed(_Mqd):
             _publish(connection, _delayed(base - 1), WARM_MESSAGES)
             with Connection(broker.port) as consumer:
                 consumer.consume(QUEUE, 0)
-                _take(consumer, WARM_MESSAGES, settles=_acked)
+                _take(consumer, WARM_MESSAGES)
             broker.settle()
             before, cpu = processes.anonymous_bytes(broker.pids()), broker.cpu_seconds()
             began = time.perf_counter()
@@ -124,7 +120,7 @@ class Delayed(_Mqd):
                 consumer.sock.settimeout(STALL_S)
                 consumer.consume(QUEUE, 0)
                 due_cpu = broker.cpu_seconds()
-                due_s = _take(consumer, MESSAGES, settles=_acked)
+                due_s = _take(consumer, MESSAGES)
                 due_cpu = broker.cpu_seconds() - due_cpu
             cpu = broker.cpu_seconds() - cpu
             connection.delete_queue(QUEUE)
