@@ -342,8 +342,8 @@ class ClusterHosts:
         return self._place(parsed, 1, parsed.leader_locator or self._config.queue_leader_locator)[0]
 
     def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
-        """Choose the members of queues that belong together; each placement counts for the next ones. Unless
-        declared so, the client's node does not lead all of them.
+        """Choose the members of queues that belong together: each node leads as many of them as any other,
+        whatever else it leads. Unless declared so, the client's node does not lead all of them.
         """
         return self._place(parsed, count, parsed.leader_locator or "balanced")
 
@@ -352,20 +352,27 @@ class ClusterHosts:
             return [()] * count
         leaders, members = dict(self._placed.leaders), dict(self._placed.members)
         size = parsed.initial_group_size or self._config.group_size
+        together: dict[str, int] = {}
         found: list[tuple[str, ...]] = []
         for _ in range(count):
-            placed = self._place_one(size, locator, leaders, members)
+            placed = self._place_one(size, locator, together, leaders, members)
             found.append(placed)
+            together[placed[0]] = together.get(placed[0], 0) + 1
             leaders[placed[0]] = leaders.get(placed[0], 0) + 1
             for node in placed:
                 members[node] = members.get(node, 0) + 1
         return found
 
     def _place_one(
-        self, size: int, locator: str, leaders: dict[str, int], members: dict[str, int]
+        self,
+        size: int,
+        locator: str,
+        together: dict[str, int],
+        leaders: dict[str, int],
+        members: dict[str, int],
     ) -> tuple[str, ...]:
-        """Choose the members of one queue, given the numbers of queues that each node leads and is a member
-        of.
+        """Choose the members of one queue, given the numbers of queues that each node leads of those that
+        belong together, that it leads at all, and that it is a member of.
         """
         own = self._groups.replicas.node
         up = {own, *self._topology_progress.up()}
@@ -388,6 +395,7 @@ class ClusterHosts:
             key=lambda placed: (
                 self._reach.missed(placed),
                 zones.shared(placed),
+                together.get(placed[0], 0),
                 leaders.get(placed[0], 0),
                 placed[0],
             ),
