@@ -109,6 +109,11 @@ class QueueHost:
         pass
 
     @property
+    def takes_kinds(self) -> bool:
+        """True if the messages of one run may have different attributes."""
+        return False
+
+    @property
     def counts_bytes(self) -> bool:
         """True if the queue has a limit in bytes: then it needs to know how many bytes of a content count."""
         return self.settings.max_length_bytes is not None

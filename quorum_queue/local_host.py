@@ -211,6 +211,10 @@ class LocalHost(DeadLettering):
     # As in QueueHost, but read for each publish.
 
     @property
+    def takes_kinds(self) -> bool:
+        return True
+
+    @property
     def counts_bytes(self) -> bool:
         return self.machine.settings.max_length_bytes is not None
 
@@ -635,7 +639,11 @@ class LocalHost(DeadLettering):
         """Get a mark for each rank before the first message of another rank than most: its record is written
         together with the message.
         """
-        if all(rank_of(run.attributes.priority) == RANK_PLAIN for run in enqueued):
+        if all(
+            rank_of(attributes.priority) == RANK_PLAIN
+            for run in enqueued
+            for attributes in run.table or (run.attributes,)
+        ):
             return
         slots = self.queue.more_marks(RANK_MAX)
         # A mark of all messages that were here before.

@@ -29,12 +29,15 @@ class Pages:
         self._pages: OrderedDict[tuple[int, bool], Page] = OrderedDict()
 
     def find(self, queue_id: int, durable: bool, seqs: Seqs) -> list[bytes] | None:
-        """Return the bodies of these consecutive messages if all of them are cached."""
+        """Return the bodies of these messages if all of them are cached."""
         page = self._pages.get((queue_id, durable))
-        if page is None or seqs.step != 1:
+        if page is None or seqs.step < 0:
             return None
-        low, high = seqs.start - page.first_seq, seqs.stop - page.first_seq
-        return page.contents[low:high] if low >= 0 and high <= len(page.contents) else None
+        first, contents = page.first_seq, page.contents
+        low, high = seqs.start - first, seqs[-1] + 1 - first
+        if low < 0 or high > len(contents):
+            return None
+        return contents[low:high] if seqs.step == 1 else [contents[seq - first] for seq in seqs]
 
     def keep(self, queue_id: int, durable: bool, page: Page, size: int) -> None:
         if size > self.PAGE_BYTES_MAX:

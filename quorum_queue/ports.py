@@ -344,6 +344,10 @@ class Recipient(Protocol):
     is_queue: bool
 
     @property
+    def takes_kinds(self) -> bool:
+        """True if the messages of one run may have different attributes, as its `kinds` say."""
+
+    @property
     def counts_bytes(self) -> bool:
         """True if the queue has a limit in bytes: then it needs to know how many bytes of a content count."""
 

@@ -28,6 +28,7 @@ class DirectTarget:
     records = False
     in_journal = True
     takes_parts = False
+    takes_kinds = False
     is_queue = False
     deleted = False
     delays = False

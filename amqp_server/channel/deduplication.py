@@ -154,7 +154,7 @@ def enqueue_named(host: Any, run: Run, origin: Any, first: int, segment: Segment
     header = host.settings.group_header
     if header:
         name_groups(run, header, None if segment is None else segment.groups_by(header))
-    for part in content.by_overhead(run) if host.counts_bytes else [run]:
+    for part in content.as_taken(run, host):
         assert part.contents is not None
         names = names_of(part.contents) if deduplicates else None
         if records:

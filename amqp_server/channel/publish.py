@@ -651,14 +651,17 @@ def _give(
             run = Run(range(count), given, route.head, segment.attributes, None, size)
         if segment.heads is not None:
             run.heads = segment.heads if index == own else segment.heads.copy()
+        if segment.kinds is not None:
+            segment.fill_kinds()
+            run.kinds, run.table = segment.kinds[:], segment.table
         if segment.waits_until and (target.delays or always_waits(route)):
             now_ms = route.publisher.broker.services.queue_time.now_ms()
             # Not less: an alarm or a transaction may have held it back.
             run.waits_until = max(0, segment.waits_until - now_ms)
         if host.wants_ids:
             enqueue_named(host, run, origin, first, segment)
-        elif host.counts_bytes:
-            enqueue_counted(host, run, origin, first)
+        elif host.counts_bytes or (run.kinds is not None and not host.takes_kinds):
+            enqueue_in_parts(host, run, origin, first)
         else:
             host.pending.append(("enqueue", run, origin, first))
         scheduled[host] = None
@@ -681,11 +684,9 @@ def _present(channel: Channel, route: PublishRoute, count: int) -> list[Target]:
     return targets
 
 
-def enqueue_counted(host: Recipient, run: Run, origin: Any, first: int) -> None:
-    """Hand messages to a queue that counts the bytes of bodies: in runs
-    whose frames have the same overhead.
-    """
-    for part in content.by_overhead(run):
+def enqueue_in_parts(host: Recipient, run: Run, origin: Any, first: int) -> None:
+    """Hand messages to a queue that does not take them as one run; see content.as_taken."""
+    for part in content.as_taken(run, host):
         count = len(part.seqs)
         host.pending.append(("enqueue", part, origin, first))
         first += count

@@ -7,7 +7,8 @@ frames. Only necessary changes are made, so header fields keep the types that th
 from __future__ import annotations
 
 import struct
-from typing import Final
+from collections.abc import Iterable
+from typing import Final, Protocol
 
 from amqp_server.errors import FrameError
 from amqp_server.wire import frames, tables
@@ -150,9 +151,28 @@ def body_bytes(content: bytes) -> int:
     return int.from_bytes(content[11:19], "big")
 
 
+class Taker(Protocol):
+    """What a host says about the runs that it takes; see quorum_queue.ports.Recipient."""
+
+    @property
+    def counts_bytes(self) -> bool: ...
+
+    @property
+    def takes_kinds(self) -> bool: ...
+
+
+def as_taken(run: Run, host: Taker) -> Iterable[Run]:
+    """Return a run of new messages in parts that a queue takes: if it counts the bytes of bodies, all frames
+    of a part have the same overhead, and the same attributes; these also if it takes no others.
+    """
+    if host.counts_bytes:
+        return [part for alike in run.uniform() for part in by_overhead(alike)]
+    return (run,) if host.takes_kinds else run.uniform()
+
+
 def by_overhead(run: Run) -> list[Run]:
-    """Split a run of new messages wherever the overhead around the body changes; each part gets its own
-    overhead.
+    """Split a run of new messages with the same attributes wherever the overhead around the body changes;
+    each part gets its own overhead.
     """
     contents = run.contents
     assert contents is not None

@@ -18,7 +18,7 @@ from typing import Any, Final, Protocol
 from amqp_server.wire import confirm_level, shapes, tables
 from amqp_server.wire.delay_fields import DELAY_FIELD, DELIVER_AT_FIELD
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
-from quorum_queue.machine.run import Attributes
+from quorum_queue.machine.run import KINDS_MAX, Attributes
 
 #: Class and weight in a content header's payload, and the upper half of the size of a body that fits a frame.
 _BASIC: Final = b"\x00\x3c\x00\x00"
@@ -133,15 +133,18 @@ class PublishRoute:
 class Segment:
     """Consecutive messages of one read that go to the same queues.
 
-    All have the head of `route`, unless `heads` has one for each message.
+    All have the head of `route`, unless `heads` has one for each message. All have the same attributes,
+    unless `kinds` says which of `table` each message has; then `attributes` are those of the last one.
     """
 
     __slots__ = (
+        "_places",
         "attributes",
         "contents",
         "group_header",
         "groups",
         "heads",
+        "kinds",
         "lane",
         "mix",
         "route",
@@ -153,6 +156,9 @@ class Segment:
         self.attributes = attributes
         self.contents: list[bytes] = []
         self.heads: list[bytes] | None = None
+        #: Attributes of messages as places in `table`; see `fill_kinds`.
+        self.kinds: bytearray | None = None
+        self._places: dict[Attributes, int] | None = None
         #: Their groups, if they go to one queue and this has message groups, and the header these are from.
         self.groups: list[bytes] | None = None
         self.group_header = ""
@@ -163,12 +169,54 @@ class Segment:
         #: not at all. Its attributes are then its own, so that it takes no other message.
         self.waits_until = 0
 
-    def takes(self, route: PublishRoute, attributes: Attributes) -> bool:
+    @property
+    def table(self) -> list[Attributes]:
+        """The different attributes of its messages."""
+        return [self.attributes] if self._places is None else list(self._places)
+
+    def turns_to(self, attributes: Attributes) -> bool:
+        """Let the next messages have these attributes; return False if they must be in another segment."""
+        mine = self.attributes
+        if attributes is mine:
+            return True
+        if not self.may_turn_to(attributes):
+            return False
+        places = self._places
+        if places is None or self.kinds is None:
+            places = self._places = {mine: 0}
+            self.kinds = bytearray()
+        place = places.get(attributes)
+        if place is None:
+            if len(places) >= KINDS_MAX:
+                return False
+            place = places[attributes] = len(places)
+        self.fill_kinds()
+        self.attributes = attributes
+        return True
+
+    def may_turn_to(self, attributes: Attributes) -> bool:
+        """True if messages with these attributes may be in one segment with the last one: they are confirmed
+        in the same way, and none is large or waits.
+        """
+        mine = self.attributes
+        return attributes is mine or (
+            attributes.persistent is mine.persistent
+            and attributes.frame_bytes == mine.frame_bytes == SMALL_FRAME
+            and type(attributes) is type(mine)
+            and not self.waits_until
+        )
+
+    def fill_kinds(self) -> None:
+        """Let `kinds` have all messages."""
+        if self.kinds is not None and self._places is not None:
+            missing = len(self.contents) - len(self.kinds)
+            self.kinds += bytes((self._places[self.attributes],)) * missing
+
+    def takes(self, route: PublishRoute) -> bool:
         """True if messages of `route` may be added to this segment, because they go to the same queues."""
         mine = self.route
         return (
-            self.attributes is attributes
-            and mine.targets is route.targets
+            mine.targets is route.targets
             and mine.counted is route.counted
             and bool(route.targets)
             and mine.publisher is route.publisher
@@ -178,13 +226,16 @@ class Segment:
 
     def keep(self, count: int) -> None:
         """Keep only the first messages."""
+        self.fill_kinds()
         del self.contents[count:]
         if self.heads is not None:
             del self.heads[count:]
+        if self.kinds is not None:
+            del self.kinds[count:]
 
     def join(self, later: Segment) -> None:
         """Take the messages of another read, with the same route and attributes. Neither segment may have a
-        head for each message.
+        head, or attributes, for each message.
         """
         self.contents += later.contents
         if self.groups is not None and later.groups is not None:
@@ -242,7 +293,7 @@ class Mix:
         mix.
         """
         first = self.lanes[0]
-        if self.closed or first.attributes is not attributes or first.route.publisher is not route.publisher:
+        if self.closed or not first.may_turn_to(attributes) or first.route.publisher is not route.publisher:
             return None
         lane = self._by_route.get(route)
         if lane is None:
@@ -251,6 +302,8 @@ class Mix:
                 return None
             if not lane.contents:
                 segments.append(lane)
+        if not lane.turns_to(attributes):
+            return None
         if lane.heads is None and lane.route is not route and lane.route.head != route.head:
             lane.name_heads(lane.route.head)
         return lane
@@ -260,7 +313,7 @@ class Mix:
         if not targets or len(targets) > MIXED_QUEUES_MAX:
             return None
         lane = self._by_targets.get(targets)
-        if lane is not None and lane.takes(route, attributes):
+        if lane is not None and lane.takes(route):
             self._by_route[route] = lane
             return lane
         # Compared by name: of two queues with one name, the one that exists at the handover gets the
@@ -295,11 +348,22 @@ class LastHeader:
         self.attributes = attributes
 
 
+class Shape:
+    """What content headers of one size have in common, and the attributes by what decides in them."""
+
+    __slots__ = ("mask", "variants")
+
+    def __init__(self, mask: int) -> None:
+        self.mask = mask
+        self.variants: dict[int, Attributes] = {}
+
+
 class Publisher:
     """The state of a connection for the scanner."""
 
     __slots__ = (
         "_interned",
+        "_kept",
         "_memo",
         "_misses",
         "_shapes",
@@ -315,8 +379,8 @@ class Publisher:
 
     #: Maximum number of cached attribute tuples; expirations may all differ.
     INTERNED_MAX = 1024
-    #: Maximum number of cached shapes of content headers, and of shapes learnt in vain before learning stops.
-    SHAPES_MAX = 256
+    #: Maximum number of cached headers, of all shapes, and of those learnt in vain before learning stops.
+    SHAPES_MAX = 1024
     MISSES_MAX = 4096
     #: Longer headers are walked each time.
     SHAPE_BYTES_MAX = 2048
@@ -342,10 +406,9 @@ class Publisher:
         #: How many of the next messages of the same publish frame go the way of the one that was just routed.
         self.ahead = 0
         self._interned: dict[tuple[Any, ...], Attributes] = {}
-        #: By size, flags and stamp of a content header: the mask of deciding bits, their values, and the
-        #: attributes.
-        self._shapes: dict[int, tuple[int, int, Attributes]] = {}
-        self._misses = 0
+        #: By size, flags and channel of a content header.
+        self._shapes: dict[int, Shape] = {}
+        self._kept = self._misses = 0
         #: The header of the previous read: clients that send one message at a time send the same header
         #: again.
         self.last_header: LastHeader | None = None
@@ -364,17 +427,25 @@ class Publisher:
         """
         key = ((end - offset) << 32 | flags << 16 | channel) << 1 | large
         shape = self._shapes.get(key)
-        if shape is not None and int.from_bytes(data[offset:end], "big") & shape[0] == shape[1]:
-            return shape[2], shape[0]
+        if shape is not None:
+            known = shape.variants.get(int.from_bytes(data[offset:end], "big") & shape.mask)
+            if known is not None:
+                return known, shape.mask
         attributes = self.scan(data, offset + 2, end, flags, channel, large)
         size = end - offset
         if attributes is None or self._misses >= self.MISSES_MAX or size > self.SHAPE_BYTES_MAX:
             return attributes, 0
         self._misses += 1
-        if len(self._shapes) >= self.SHAPES_MAX:
+        if self._kept >= self.SHAPES_MAX:
             self.forget()
+            shape = None
         mask = shapes.mask(data[offset:end], flags)
-        self._shapes[key] = (mask, int.from_bytes(data[offset:end], "big") & mask, attributes)
+        if shape is None or shape.mask != mask:
+            # Fields of other lengths: what was known of this size is forgotten.
+            self._kept -= 0 if shape is None else len(shape.variants)
+            shape = self._shapes[key] = Shape(mask)
+        shape.variants[int.from_bytes(data[offset:end], "big") & mask] = attributes
+        self._kept += 1
         if self._memo is not None:
             self._memo.add(SHAPE_BYTES + 2 * size)
         return attributes, mask
@@ -390,6 +461,7 @@ class Publisher:
         """Forget the shapes of headers."""
         self.last_header = None
         self._shapes.clear()
+        self._kept = 0
         if self._memo is not None:
             self._memo.clear()
 
@@ -511,6 +583,9 @@ def take(
     # The content header of the previous message with its body's frame header, and the values found in it.
     template = b""
     stride = header_bytes = mask = decisive = 0
+    # Attributes by the deciding bits, of headers with this mask.
+    variants: dict[int, Attributes] = {}
+    variants_mask = 0
     # Number of consecutive headers that had the same shape but were not equal.
     varied = 0
     # Bytes of headers that were walked property by property.
@@ -524,11 +599,20 @@ def take(
         attributes = last.attributes
     while True:
         at = pos + key_bytes
+        fits = False
         if template and startswith(template, at):
             varied = 0
-            after = at + stride
-        elif mask and int.from_bytes(data[at : at + len(template)], "big") & mask == decisive:
-            varied += 1
+            fits = True
+        elif mask:
+            decides = int.from_bytes(data[at : at + len(template)], "big") & mask
+            if decides == decisive:
+                varied += 1
+                fits = True
+            elif decides in variants:
+                template, decisive, attributes = data[at : at + len(template)], decides, variants[decides]
+                varied += 1
+                fits = True
+        if fits:
             after = at + stride
         else:
             if walked > WALKED_MAX:
@@ -583,6 +667,9 @@ def take(
                 if mask:
                     mask = shapes.framed(mask, size - 12, tail_bytes)
                     decisive = int.from_bytes(template, "big") & mask
+                    if mask != variants_mask:
+                        variants, variants_mask = {}, mask
+                    variants[decisive] = attributes
             else:
                 # Where sizes differ, the next message has another one, and neither comparison finds it.
                 mask = 0
@@ -612,7 +699,7 @@ def take(
                     break
                 to = resolved
                 granted = ahead = publisher.ahead
-        if to is not target or segment is None or segment.attributes is not attributes:
+        if to is not target or segment is None or not segment.turns_to(attributes):
             segment = _switch(segments, segment, target, to, attributes)
             target = to
         append = segment.contents.append
@@ -682,14 +769,14 @@ def _switch(
             segment = segments[-1]
             mix = segment.mix
             if mix is None:
-                if segment.heads is None and segment.route is route and segment.attributes is attributes:
+                if segment.heads is None and segment.route is route and segment.turns_to(attributes):
                     return segment
-                if segment.takes(route, attributes):
+                if segment.takes(route) and segment.turns_to(attributes):
                     segment.name_heads(segment.route.head)
                     return segment
     elif before is not None:
         mix = segment.mix
-        if mix is None and segment.takes(route, attributes):
+        if mix is None and segment.takes(route) and segment.turns_to(attributes):
             segment.name_heads(before.head)
             return segment
         _leave(segment, before)
@@ -698,7 +785,7 @@ def _switch(
         lane = mix.lane(route, attributes, segments)
     elif (
         segment is not None
-        and segment.attributes is attributes
+        and segment.may_turn_to(attributes)
         and segment.route.publisher is route.publisher
         and 0 < len(segment.route.targets) <= MIXED_QUEUES_MAX
     ):

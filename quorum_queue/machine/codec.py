@@ -3,8 +3,9 @@
     u8 version | u32 bytes of all run heads | run heads | bodies, one after the other
 
 A run head is fixed fields, then its routing, then the size of each message, so a node that starts reads heads
-only and never touches the pages that hold bodies. Before the routing of messages that wait is the time until
-when; such runs have a version of their own.
+only and never touches the pages that hold bodies. Before the routing come, of runs that have them: the time
+until which the messages wait, the attributes of each message, the deadline of each. Batches with such runs
+have versions of their own.
 """
 
 from __future__ import annotations
@@ -15,12 +16,15 @@ from collections.abc import Iterator
 from itertools import accumulate
 from typing import Any, Final
 
-from quorum_queue.machine.attributes import PRIORITY_ZERO
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.arrays import packed, unpacked
+from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
+from quorum_queue.machine.run import KINDS_MAX, Attributes, Run
 
 VERSION: Final = 2
 #: With runs that wait.
 VERSION_WAITS: Final = 3
+#: With runs whose messages have attributes or deadlines of their own.
+VERSION_COLUMNS: Final = 4
 #: Number of the first parts returned by `encode` that `decode_heads` needs.
 HEAD_PARTS: Final = 2
 _PREFIX: Final = struct.Struct(">BI")
@@ -28,9 +32,11 @@ _PREFIX: Final = struct.Struct(">BI")
 #: (-1 none), bytes of heads
 _RUN: Final = struct.Struct(">I?BBqHIIqI")
 #: Flags; the second one: the message has a priority, and it is 0.
-_PERSISTENT, _PRIORITY_ZERO, _WAITS = 1, 2, 4
+_PERSISTENT, _PRIORITY_ZERO, _WAITS, _KINDS, _DEADLINES = 1, 2, 4, 8, 16
 #: ms
 _TIME: Final = struct.Struct(">Q")
+#: priority, ttl_ms (-1 none), channel, frame_bytes, overhead
+_KIND: Final = struct.Struct(">hqHII")
 
 
 class CodecError(Exception):
@@ -46,8 +52,14 @@ def encode(runs: list[Run]) -> list[bytes]:
         assert run.contents is not None
         attributes = run.attributes
         routing = run.head if run.heads is None else b"".join(framed(head) for head in run.heads)
+        if run.deadlines is not None:
+            version = VERSION_COLUMNS
+            routing = packed(run.deadlines) + routing
+        if run.kinds is not None and run.table is not None:
+            version = VERSION_COLUMNS
+            routing = encode_kinds(run.kinds, run.table) + routing
         if run.waits_until:
-            version = VERSION_WAITS
+            version = max(version, VERSION_WAITS)
             routing = _TIME.pack(run.waits_until) + routing
         heads.append(
             _RUN.pack(
@@ -55,7 +67,9 @@ def encode(runs: list[Run]) -> list[bytes]:
                 run.heads is not None,
                 attributes.persistent
                 | (_PRIORITY_ZERO if attributes.priority < 0 else 0)
-                | (_WAITS if run.waits_until else 0),
+                | (_WAITS if run.waits_until else 0)
+                | (_KINDS if run.kinds is not None else 0)
+                | (_DEADLINES if run.deadlines is not None else 0),
                 max(attributes.priority, 0),
                 -1 if attributes.ttl_ms is None else attributes.ttl_ms,
                 attributes.channel,
@@ -77,7 +91,10 @@ def size(run: Run) -> int:
     """Return how many bytes a run takes in a batch."""
     count = len(run.seqs)
     routing = len(run.head) if run.heads is None else sum(map(len, run.heads)) + 4 * count
-    return _RUN.size + routing + 4 * count + run.size
+    columns = 0 if run.kinds is None or run.table is None else 1 + _KIND.size * len(run.table) + count
+    if run.deadlines is not None:
+        columns += _TIME.size * count
+    return _RUN.size + routing + columns + 4 * count + run.size
 
 
 def head_size(run: Run, index: int) -> int:
@@ -105,6 +122,14 @@ def decode_heads(payload: bytes | memoryview, first_seq: int) -> list[Run]:
                 raise CodecError("a run that waits does not say until when")
             (run.waits_until,) = _TIME.unpack_from(routing)
             routing = routing[_TIME.size :]
+        if flags & _KINDS:
+            run.kinds, run.table, routing = decode_kinds(routing, count, persistent=bool(flags & _PERSISTENT))
+        if flags & _DEADLINES:
+            if len(routing) < _TIME.size * count:
+                raise CodecError("a run has not as many deadlines as messages")
+            run.deadlines = unpacked("q", routing[: _TIME.size * count])
+            run.expires_at = min(run.deadlines)
+            routing = routing[_TIME.size * count :]
         if mixed:
             run.heads = unframed(routing, count)
         else:
@@ -146,14 +171,57 @@ def _head(payload: bytes | memoryview) -> tuple[bytes, int]:
         version, size = _PREFIX.unpack_from(payload)
     except struct.error as error:
         raise CodecError(f"a batch of {len(payload)} bytes is too short") from error
-    if version not in (VERSION, VERSION_WAITS):
+    if not VERSION <= version <= VERSION_COLUMNS:
         raise CodecError(
-            f"a batch has version {version}, this mqd reads versions {VERSION} to {VERSION_WAITS}"
+            f"a batch has version {version}, this mqd reads versions {VERSION} to {VERSION_COLUMNS}"
         )
     end = _PREFIX.size + size
     if end > len(payload):
         raise CodecError("a batch ends inside its head")
     return bytes(payload[_PREFIX.size : end]), end
+
+
+def encode_kinds(kinds: bytearray, table: list[Attributes]) -> bytes:
+    """Return which attributes each message has: u8 number of different ones | these | u8 of each message.
+
+    Messages of one run are all persistent, or none is.
+    """
+    return b"".join(
+        (
+            bytes((len(table),)),
+            *[
+                _KIND.pack(
+                    attributes.priority,
+                    -1 if attributes.ttl_ms is None else attributes.ttl_ms,
+                    attributes.channel,
+                    attributes.frame_bytes,
+                    attributes.overhead,
+                )
+                for attributes in table
+            ],
+            kinds,
+        )
+    )
+
+
+def decode_kinds(
+    block: bytes, count: int, *, persistent: bool, level: int = MAJORITY
+) -> tuple[bytearray, list[Attributes], bytes]:
+    """Return the attributes of `count` messages, as places in a table, the table, and what is behind them.
+    Raises CodecError.
+    """
+    different = block[0] if block else 0
+    kinds_at = 1 + different * _KIND.size
+    kinds = bytearray(block[kinds_at : kinds_at + count])
+    if not different or different > KINDS_MAX or len(kinds) < count or max(kinds) >= different:
+        raise CodecError("the attributes of a run's messages do not fit together")
+    table = [
+        ATTRIBUTES[level](
+            persistent, max(priority, PRIORITY_ZERO), None if ttl_ms < 0 else ttl_ms, channel, size, overhead
+        )
+        for priority, ttl_ms, channel, size, overhead in _KIND.iter_unpack(block[1:kinds_at])
+    ]
+    return kinds, table, block[kinds_at + count :]
 
 
 def framed(part: bytes) -> bytes:

@@ -22,7 +22,7 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.arrays import packed
 from quorum_queue.machine.attributes import ATTRIBUTES, LEADER, PRIORITY_ZERO, PROMISED
 from quorum_queue.machine.bodies import BATCH, ENTRY, VERSION, Bodies, sections
-from quorum_queue.machine.codec import CodecError, framed, unframed
+from quorum_queue.machine.codec import CodecError, decode_kinds, encode_kinds, framed, unframed
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.dedup import Names, Sequence, is_name
 from quorum_queue.machine.letters import Letter
@@ -57,6 +57,9 @@ _LEVEL_MASK: Final = 3
 _WITH_MESSAGE_IDS: Final = 1 << 31
 #: The same, from versions.DELAYS on: before all of it is how long (ms) the messages are to wait.
 _WITH_WAIT: Final = 1 << 30
+#: The same, from versions.KINDS on: behind how long they wait are the attributes of each message.
+_WITH_KINDS: Final = 1 << 29
+_IDS_MASK: Final = _WITH_KINDS - 1
 _TIME: Final = struct.Struct(">Q")
 #: The messages have a priority, and it is 0. Earlier versions ignore it.
 _PRIORITY_ZERO: Final = 128
@@ -242,6 +245,9 @@ def _encode_enqueue(command: Command, levels: bool, promises: bool) -> list[byte
     if message_ids is not None:
         with_ids = _WITH_MESSAGE_IDS
         ids = b"".join((_NAMES.pack(len(ids)), ids, *map(framed, message_ids)))
+    if run.kinds is not None and run.table is not None:
+        with_ids |= _WITH_KINDS
+        ids = encode_kinds(run.kinds, run.table) + ids
     if run.waits_until:
         with_ids |= _WITH_WAIT
         ids = _TIME.pack(run.waits_until) + ids
@@ -488,12 +494,17 @@ class _Decoder:
         if flags & _MIXED:
             run.head, run.heads = b"", unframed(routing, count)
         publisher = origin - 1 if origin else None
-        block = self._take(ids & ~(_WITH_MESSAGE_IDS | _WITH_WAIT))
+        block = self._take(ids & _IDS_MASK)
         if ids & _WITH_WAIT:
             (wait_ms,) = _TIME.unpack_from(block)
             # A damaged time must not be one that no queue can reach.
             run.waits_until = min(wait_ms, LATEST_MS)
             block = block[_TIME.size :]
+        if ids & _WITH_KINDS:
+            level = flags >> _LEVEL_SHIFT & _LEVEL_MASK
+            run.kinds, run.table, block = decode_kinds(
+                block, count, persistent=attributes.persistent, level=level
+            )
         if not ids & _WITH_MESSAGE_IDS:
             if flags & _WITH_LETTER:
                 return "enqueue_letter", run, publisher, first, Letter(*_LETTER.unpack(block))

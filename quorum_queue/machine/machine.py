@@ -40,6 +40,7 @@ Commands are tuples whose first field names them:
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -83,7 +84,7 @@ from quorum_queue.machine.record.states import (
     REFUSED_PAUSED,
     TTL,
 )
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import NEVER, Attributes, Run
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots.frozen import Frozen
@@ -97,7 +98,7 @@ ENQUEUES = ("enqueue", "enqueue_once", "enqueue_letter", "enqueue_known")
 BURST_MESSAGES: Final = 4096
 BURST_BYTES: Final = 1 << 20
 #: Behind all positions.
-NEVER: Final = 1 << 62
+BEHIND_ALL: Final = 1 << 62
 #: The latest deadline, ms.
 LATEST_MS: Final = (1 << 62) - 1
 
@@ -187,7 +188,7 @@ class Machine:
         self.parts = Parts()
         #: Messages from this position on are not handed out, and do not die, before the transactions of this
         #: many holders are complete. Only on one node: never in a log.
-        self.held_from = NEVER
+        self.held_from = BEHIND_ALL
         self.holds = 0
         #: True if a limit was not enforced because of that.
         self.unlimited = False
@@ -202,7 +203,7 @@ class Machine:
     def _unhold(self, meta: Meta, command: Command, effects: Effects) -> None:
         self.holds -= 1
         if not self.holds:
-            self.held_from = NEVER
+            self.held_from = BEHIND_ALL
 
     def apply(self, meta: Meta, commands: Iterable[Command], effects: Effects) -> None:
         """Apply a batch of commands in order."""
@@ -225,7 +226,7 @@ class Machine:
         self._assign(meta, effects, effects.hands_max)
         if self.delayed.count or self.ready.deadlines is not NO_DEADLINES:
             self._be_woken(effects)
-        if self.unlimited and (self.held_from != NEVER or effects.more):
+        if self.unlimited and (self.held_from != BEHIND_ALL or effects.more):
             # The limit holds when transactions are complete, and consumers have what they have room for.
             return
         self.unlimited = False
@@ -512,26 +513,41 @@ class Machine:
         if self.record is not None:
             self.record.taken(first, count, run.seqs.start)
         run.seqs = range(first, first + count)
-        ttl = self.settings.message_ttl_ms
-        own = run.attributes.ttl_ms
-        if own is not None:
-            if ttl is None or own < ttl:
-                ttl = own
-            if self.version >= versions.COLUMNS:
-                run.attributes = _without_ttl(run.attributes)
         begins_ms = meta.now_ms
         if run.waits_until:
             if self.version >= versions.DELAYS:
                 begins_ms = run.waits_until = min(begins_ms + run.waits_until, LATEST_MS)
             else:
                 run.waits_until = 0
-        # A damaged time in an entry must not be a deadline that no column can hold.
-        run.expires_at = None if ttl is None else min(begins_ms + ttl, LATEST_MS)
-        if self.settings.keeps_all and not run.attributes.persistent:
-            run.attributes = _as_persistent(run.attributes)
+        if run.kinds is not None:
+            self._set_deadlines(run, begins_ms)
+        else:
+            attributes, ttl_ms = run.attributes, self.settings.message_ttl_ms
+            if ttl_ms is not None or attributes.ttl_ms is not None:
+                run.expires_at = _deadline(ttl_ms, attributes.ttl_ms, begins_ms)
+            if attributes.ttl_ms is not None and self.version >= versions.COLUMNS:
+                run.attributes = attributes = _without_ttl(attributes)
+            if self.settings.keeps_all and not attributes.persistent:
+                run.attributes = _as_persistent(attributes)
         effects.accepted_bytes += run.size
         if effects.wants_enqueued:
             effects.enqueued.append(_as_accepted(run))
+
+    def _set_deadlines(self, run: Run, begins_ms: int) -> None:
+        """Set the deadlines of messages with different attributes, whose life begins then."""
+        kinds, table = run.kinds, run.table
+        assert kinds is not None and table is not None
+        ttl = self.settings.message_ttl_ms
+        dues = [_deadline(ttl, attributes.ttl_ms, begins_ms) for attributes in table]
+        if len(set(dues)) > 1:
+            times = [NEVER if due is None else due for due in dues]
+            run.deadlines = array("q", list(map(times.__getitem__, kinds)))
+            run.expires_at = min(run.deadlines)
+        else:
+            run.expires_at = dues[0]
+        keeps_all = self.settings.keeps_all
+        without = [_without_ttl(attributes) for attributes in table]
+        run.set_kinds(list(map(_as_persistent, without)) if keeps_all else without)
 
     def _drop_over_limit(self, effects: Effects, new: int = 0) -> None:
         """Drop what exceeds the limits: at most as many messages as are new, and as this batch may drop in
@@ -1505,10 +1521,20 @@ class Machine:
             self.record.forget()
 
 
+def _deadline(ttl_ms: int | None, own_ms: int | None, begins_ms: int) -> int | None:
+    """Return when a message expires whose life begins then, None for never: the shorter time counts."""
+    if own_ms is not None and (ttl_ms is None or own_ms < ttl_ms):
+        ttl_ms = own_ms
+    # A damaged time in an entry must not be a deadline that no column can hold.
+    return None if ttl_ms is None else min(begins_ms + ttl_ms, LATEST_MS)
+
+
 def _counted_sizes(run: Run) -> list[int]:
     """Return the bytes of each message that a limit in bytes counts."""
-    overhead = run.attributes.overhead
     sizes = map(len, run.contents) if run.contents is not None else run.sizes or ()
+    if run.kinds is not None:
+        return [size - run.attributes_of(index).overhead for index, size in enumerate(sizes)]
+    overhead = run.attributes.overhead
     return [size - overhead for size in sizes]
 
 
@@ -1586,6 +1612,10 @@ def _as_accepted(run: Run) -> Run:
         run.seqs, run.contents and list(run.contents), run.head, run.attributes, run.expires_at, run.size
     )
     copy.heads = run.heads and list(run.heads)
+    if run.kinds is not None:
+        copy.kinds, copy.table = run.kinds[:], run.table
+    if run.deadlines is not None:
+        copy.deadlines = run.deadlines[:]
     copy.waits_until = run.waits_until
     return copy
 

@@ -51,6 +51,10 @@ class Ready:
         #: When somebody has to look for messages whose time is up. Not part of the state.
         self.deadlines = NO_DEADLINES
 
+    def level_of(self, priority: int) -> int:
+        """Return the number of the level for messages with this priority."""
+        return rank_of(priority) if self.strict else max(0, min(priority, self.priority_max))
+
     def _level(self, priority: int) -> Level:
         if self.strict:
             rank = rank_of(priority) if priority else RANK_PLAIN
@@ -82,6 +86,7 @@ class Ready:
                 if run.packed is not None:
                     run.unpack()
                 run.ready = False
+                # Snapshots of that version have no runs with gaps.
                 for part in run.uniform():
                     self.push(part)
 
@@ -105,7 +110,11 @@ class Ready:
             self._note(run, run.expires_at, fresh=not self.count)
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
-        self._level(run.attributes.priority).push(run, apart_from)
+        if run.kinds is None:
+            self._level(run.attributes.priority).push(run, apart_from)
+            return
+        for part in run.by_level(self.level_of):
+            self._level(part.attributes.priority).push(part, apart_from)
 
     def insert(self, run: Run, apart_from: int = 1 << 62) -> None:
         """Put messages that were never delivered to their positions."""
@@ -113,7 +122,8 @@ class Ready:
             self._note(run, run.expires_at, fresh=not self.count)
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
-        self._level(run.attributes.priority).insert(run, apart_from)
+        for part in run.by_level(self.level_of):
+            self._level(part.attributes.priority).insert(part, apart_from)
 
     def put_back(self, runs: list[Run]) -> None:
         fresh, count, counted_bytes = not self.count, 0, 0

@@ -9,7 +9,9 @@ each message.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from itertools import compress
+from operator import attrgetter
 from typing import Any, Final
 
 from quorum_queue.machine.attributes import Attributes as Attributes
@@ -32,6 +34,8 @@ NEVER: Final = 1 << 62
 
 
 DEFAULT_ATTRIBUTES = Attributes()
+
+_frame_bytes = attrgetter("frame_bytes")
 
 
 class Run:
@@ -290,6 +294,44 @@ class Run:
             part = self.part(start, stop)
             part.attributes, part.kinds, part.table = table[kinds[start]], None, None
             yield part
+
+    def by_level(self, level_of: Callable[[int], int]) -> Iterator[Run]:
+        """Yield the run, or copies of its parts, so that the priorities of each are of one level."""
+        kinds, table = self.kinds, self.table
+        if kinds is None or table is None:
+            yield self
+            return
+        levels = [level_of(attributes.priority) for attributes in table]
+        present = {levels[kind] for kind in set(kinds)}
+        if len(present) == 1:
+            self._narrow()
+            yield self
+            return
+        for level in sorted(present):
+            meant = bytes([each == level for each in levels]) + bytes(256 - len(levels))
+            part = self.picked(list(compress(range(len(kinds)), kinds.translate(meant))))
+            part._narrow()
+            yield part
+
+    def set_kinds(self, table: list[Attributes]) -> None:
+        """Let messages have the attributes in this table instead of those in the same places of their own."""
+        assert self.kinds is not None
+        places: dict[Attributes, int] = {}
+        now = [places.setdefault(attributes, len(places)) for attributes in table]
+        if len(places) < len(table):
+            self.kinds = self.kinds.translate(bytes(now) + bytes(256 - len(now)))
+        self.table = list(places)
+        self._narrow()
+
+    def _narrow(self) -> None:
+        """Let `attributes` be of the messages that are left, and drop the column if all have the same."""
+        kinds, table = self.kinds, self.table
+        if kinds is None or table is None:
+            return
+        left = [table[kind] for kind in set(kinds)]
+        self.attributes = max(left, key=_frame_bytes)
+        if len(left) == 1:
+            self.kinds = self.table = None
 
     def head_of(self, index: int) -> bytes:
         """Return the routing of one message."""

@@ -39,6 +39,9 @@ node only begins with the newest.
     9   mqd 0.2: messages expire at their time, wherever they stand in a queue; operators and clients take
         messages out of a queue that wait; who returns a message may say how long it waits
 
+    10  mqd 0.2: messages with different priorities or times to live come as one run; a run of ready messages
+        may have gaps
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -130,7 +133,10 @@ EXACT_EXPIRY = 9
 #: A return may say how long its messages wait, whatever the queue's settings are (("retry", …)).
 RETRY_WAITS = 9
 
-NEWEST = 9
+#: Entries have runs of messages with different attributes, and snapshots have ready runs with gaps.
+KINDS = 10
+
+NEWEST = 10
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -160,6 +166,7 @@ __all__ = [
     "FITTING",
     "FOUNDERS",
     "GROUPS",
+    "KINDS",
     "LARGE_ENTRIES",
     "LETTERS",
     "LOSSES",

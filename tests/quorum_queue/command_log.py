@@ -16,6 +16,7 @@ from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots.snapshot import digest, sizes_of
+from tests.quorum_queue.kinds import in_turns
 
 KEYS = ["alpha", "beta", "gamma", "delta"]
 GETTER = "getter"
@@ -76,12 +77,16 @@ def _random_command(random: Random) -> Plain:
             b"\x01e\x01k" + random.choice([b"", b"a", b"b", b"c"]) for _ in range(random.choice([1, 1, 7]))
         ]
         waits_ms = random.choice([0, 0, 0, 2, 9])
+        others = [
+            (random.randint(-1, 5), random.choice([None, 2, 9])) for _ in range(random.choice([0, 0, 2]))
+        ]
         return (
             verb,
             random.randint(1, 7),
             random.randint(0, 9),
             random.randint(-1, 5),
             ttl_ms,
+            others,
             heads,
             waits_ms,
         )
@@ -128,9 +133,10 @@ class Reader:
     def _build(self, command: Plain, attached: set[str]) -> Command | None:
         verb = command[0]
         if verb == "enqueue":
-            _, count, size, priority, ttl_ms, heads, waits_ms = command
+            _, count, size, priority, ttl_ms, others, heads, waits_ms = command
             contents = [b"%d" % (self.number + index) + b"." * size for index in range(count)]
             run = Run(range(count), contents, heads[0], Attributes(priority=priority, ttl_ms=ttl_ms))
+            in_turns(run, [Attributes(priority=other, ttl_ms=ttl) for other, ttl in others])
             if len(heads) > 1:
                 run.heads = heads[:count]
             run.waits_until = waits_ms

@@ -6,6 +6,7 @@ Run as a program, it prints the digest after each entry: the same in every proce
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from random import Random
 from typing import Any
 
@@ -25,6 +26,7 @@ from quorum_queue.machine.replicated import (
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots.snapshot import sizes_of
+from tests.quorum_queue.kinds import in_turns
 
 NODES = ["n1", "n2", "n3"]
 
@@ -64,6 +66,8 @@ class Sender:
         self.message = 0
         #: Commands of the parts of transactions so far, by their numbers.
         self.pended: dict[int, int] = {}
+        #: It has raised the version: only then may it send what earlier ones do not know.
+        self.is_newest = False
 
     @property
     def member(self) -> Member:
@@ -73,10 +77,13 @@ class Sender:
         self.incarnation += 1
         self.number = 0
         self.pended = {}
+        self.is_newest = False
 
     def batch(self, random: Random) -> bytes:
+        raises = random.random() < 0.3
+        self.is_newest = self.is_newest or raises
         commands = [self._command(random) for _ in range(random.randint(1, 5))]
-        if random.random() < 0.2:
+        if raises:
             commands.insert(0, ("version", versions.NEWEST))
         self.number += 1
         batch = b"".join(encode_batch(self.name, self.incarnation, self.number, commands))
@@ -140,7 +147,10 @@ class Sender:
         if verb == "purge":
             return ("purge", random.randint(0, 99)) if random.random() < 0.3 else ("tick",)
         if verb == "configure":
-            return verb, random_settings(random)
+            drawn = random_settings(random)
+            if not self.is_newest:
+                drawn = replace(drawn, deliveries_paused=False, publishes_paused=False)
+            return verb, drawn
         if verb == "node_down":
             return verb, random.choice(NODES), random.randint(1, 2)
         return (verb,)
@@ -159,6 +169,8 @@ class Sender:
         run = Run(range(count), contents, heads[0], attributes)
         if random.random() < 0.3:
             run.heads = heads
+        if self.is_newest and random.random() < 0.3:
+            in_turns(run, [Attributes(priority=random.randint(0, 3), ttl_ms=random.choice([None, 20]))])
         first = self.message
         self.message += count
         origin = random.choice([None, random.randint(0, 9)])

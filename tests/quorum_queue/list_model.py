@@ -138,7 +138,7 @@ class ListModel:
         numbers: range,
         contents: list[bytes],
         heads: list[bytes],
-        attributes: Attributes,
+        attributes: list[Attributes],
         ids: list[bytes] | None = None,
         waits_until: int = 0,
         *,
@@ -154,8 +154,8 @@ class ListModel:
         if limited and self.settings.overflow != "drop-head":
             self.expire()
             came = False
-            for number, content, head in zip(numbers, contents, heads, strict=True):
-                size = len(content) - attributes.overhead
+            for number, content, head, own in zip(numbers, contents, heads, attributes, strict=True):
+                size = len(content) - own.overhead
                 if came and self.is_full(size):
                     # What fits comes at once, and then consumers take from it.
                     self.assign()
@@ -177,13 +177,13 @@ class ListModel:
                     if self.settings.overflow == "reject-publish-dlx":
                         self.outcome.dead_letters.append((content, "maxlen"))
                     continue
-                self.accept(number, content, head, attributes, message_ids[number], waits_until)
+                self.accept(number, content, head, own, message_ids[number], waits_until)
                 came = True
             if came:
                 self.assign()
             return
-        for number, content, head in zip(numbers, contents, heads, strict=True):
-            self.accept(number, content, head, attributes, message_ids[number], waits_until)
+        for number, content, head, own in zip(numbers, contents, heads, attributes, strict=True):
+            self.accept(number, content, head, own, message_ids[number], waits_until)
         if limited:
             self.assign()
             self.drop_over_limit()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+from array import array
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
 from quorum_queue.machine import codec
-from quorum_queue.machine.run import Attributes, Run
+from quorum_queue.machine.run import NEVER, Attributes, Run
+from tests.quorum_queue.kinds import in_turns
 
 attributes = st.builds(
     Attributes,
@@ -30,6 +32,10 @@ def runs(draw: st.DrawFn) -> Run:
     run = Run(range(len(contents)), contents, draw(routings), draw(attributes), expires_at)
     if draw(st.booleans()):
         run.heads = [draw(routings) for _ in contents]
+    in_turns(run, draw(st.lists(attributes, max_size=2)))
+    if draw(st.booleans()):
+        run.deadlines = array("q", [draw(st.integers(0, NEVER)) for _ in contents])
+        run.expires_at = min(run.deadlines)
     return run
 
 
@@ -44,7 +50,8 @@ def heads_of(found: list[Run]) -> list[Plain]:
         assert run.size == sum(sizes)
         assert len(sizes) == len(run.seqs)
         for index, seq in enumerate(run.seqs):
-            plain.append((seq, run.head_of(index), run.attributes, run.expires_at, sizes[index]))
+            due = run.due_of(index)
+            plain.append((seq, run.head_of(index), run.attributes_of(index), due, sizes[index]))
     return plain
 
 

@@ -12,6 +12,7 @@ from amqp_server.broker.declared.arguments import parse_queue_arguments
 from amqp_server.broker.declared.settings import effective_settings
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
+from tests.quorum_queue.kinds import in_turns
 from tests.quorum_queue.node import Publisher, QueueNode, Receiver, resident_bytes
 
 
@@ -74,8 +75,17 @@ class QueueOnDisk(RuleBasedStateMachine):
 
     @rule(counts=st.lists(st.integers(1, 5), min_size=1, max_size=3), size=st.integers(0, 40),
           persistent=st.booleans(), priority=st.sampled_from([-1, 0, 0, 1, 9, 40]),
+          others=st.lists(st.sampled_from([Attributes(), Attributes(priority=1), Attributes(priority=40)]), max_size=2),
           waits_ms=st.sampled_from([0, 0, 0, 30, 100]))  # fmt: skip
-    def publish(self, counts: list[int], size: int, persistent: bool, priority: int, waits_ms: int) -> None:
+    def publish(
+        self,
+        counts: list[int],
+        size: int,
+        persistent: bool,
+        priority: int,
+        others: list[Attributes],
+        waits_ms: int,
+    ) -> None:
         due_ms = self.node.services.queue_time.now_ms() + waits_ms if waits_ms else 0
         for count in counts:
             first = self.next_number
@@ -94,6 +104,8 @@ class QueueOnDisk(RuleBasedStateMachine):
                 sent.due_ms, sent.waited = due_ms, bool(due_ms)
                 self.left[sent.seq] = self.by_content[content] = sent
             run = Run(range(count), contents, b"head", Attributes(persistent=persistent, priority=priority))
+            if not waits_ms:
+                in_turns(run, others)
             if self.grouped:
                 # Exchange, routing key, and the group of some.
                 run.heads = [b"\x01e\x01k" + (b"", b"a", b"b")[number % 3] for number in range(count)]

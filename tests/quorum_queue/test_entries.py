@@ -22,6 +22,7 @@ from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
 from tests.quorum_queue.entry_log import random_log
+from tests.quorum_queue.kinds import in_turns
 
 KEY = (12, 3, "tag", 40)
 U64 = st.integers(0, (1 << 64) - 1)
@@ -46,6 +47,7 @@ def enqueues(draw: st.DrawFn) -> Command:
     run = Run(range(len(contents)), contents, draw(st.binary(max_size=20)), draw(attributes))
     if draw(st.booleans()):
         run.heads = [draw(st.binary(max_size=9)) for _ in contents]
+    in_turns(run, draw(st.lists(attributes, max_size=2)))
     origin = draw(st.none() | st.integers(0, (1 << 64) - 2))
     if draw(st.booleans()):
         return "enqueue", run, origin, draw(U64)
@@ -126,7 +128,8 @@ def plain(command: Command, owner: tuple[str, int] | None, ordinal: int) -> tupl
         sizes = list(run.sizes) if run.sizes is not None else list(map(len, run.contents or ()))
         heads = [run.head_of(index) for index in range(len(run.seqs))]
         seqs = run.seqs if owner is None else range(ordinal, ordinal + len(run.seqs))
-        return verb, seqs, sizes, run.size, heads, run.attributes, run.expires_at, *command[2:]
+        own = [run.attributes_of(index) for index in range(len(run.seqs))]
+        return verb, seqs, sizes, run.size, heads, own, run.expires_at, *command[2:]
     if verb in ("settle", "return", "fail", "retry", "discard", "detach", "pause", "prefetch", "window"):
         return verb, keyed(command[1]), *command[2:]
     return command

@@ -28,6 +28,7 @@ from quorum_queue.machine.record.record import COPIES_MAX, MessageRecord
 from quorum_queue.machine.record.states import REASONS, STATES
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
+from tests.quorum_queue.kinds import in_turns
 from tests.quorum_queue.list_model import Holder, Key, ListModel, Message, Outcome, Row
 
 PRIORITY_MAX = 3
@@ -144,7 +145,7 @@ class MachineComparison(RuleBasedStateMachine):
     # -- publishing
 
     @rule(count=st.integers(1, 9), size=st.integers(0, 6), groups=st.sampled_from(["", "a", "b", "ab", "aab", "a.", "abcd"]), drawn=attributes,
-          now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]),
+          others=st.lists(attributes, max_size=2), now=st.booleans(), ids=st.sampled_from(["none", "some", "own", "few"]),
           waits=st.sampled_from([0, 0, 0, 1, 5, 30]), asks=st.booleans())  # fmt: skip
     def enqueue(
         self,
@@ -152,17 +153,21 @@ class MachineComparison(RuleBasedStateMachine):
         size: int,
         groups: str,
         drawn: Attributes,
+        others: list[Attributes],
         now: bool,
         ids: str,
         waits: int,
         asks: bool,
     ) -> None:
-        """`asks`: the sender waits for an answer; dead letters that are sent once do not."""
+        """Messages with `drawn` and with `others` take turns.
+
+        `asks`: the sender waits for an answer; dead letters that are sent once do not."""
         numbers = range(self.next_number, self.next_number + count)
         self.next_number += count
         contents = [b"%d" % number + b"." * size for number in numbers]
         heads = [HEAD_OF[group] for group, _ in zip(cycle(groups or "."), numbers, strict=False)]
         run = Run(range(count), list(contents), heads[0], drawn)
+        each = in_turns(run, others)
         if len(groups) > 1:
             run.heads = list(heads)
         run.waits_until = waits
@@ -181,7 +186,7 @@ class MachineComparison(RuleBasedStateMachine):
         letters = drawn.channel == 0 and not asks
         self.submit(
             command,
-            lambda: self.model.enqueue(numbers, contents, heads, drawn, names, waits_until, letters=letters),
+            lambda: self.model.enqueue(numbers, contents, heads, each, names, waits_until, letters=letters),
             now,
         )
 

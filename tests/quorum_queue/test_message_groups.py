@@ -399,11 +399,11 @@ def test_a_queue_that_begins_with_groups_is_restored_with_its_turns() -> None:
     machine = Machine(GROUPED, version=versions.MESSAGE_GROUPS - 1)
     original = Reader(machine)
     original.apply((0, [("attach", name, True, 0, 0) for name in KEYS[:3]]))
-    original.apply((0, [("enqueue", 1, 1, 0, None, [ROUTING], 0)]))
+    original.apply((0, [("enqueue", 1, 1, 0, None, [], [ROUTING], 0)]))
     machine.apply(Meta(0), [("version", versions.NEWEST)], Effects())
     restored = Reader(snapshot.decode(snapshot.encode(machine)), original.number, original.getter_id)
     for group in (b"", b"a", b"b", b"c"):
-        batch: Batch = (1, [("enqueue", 1, 1, 0, None, [ROUTING + group], 0)])
+        batch: Batch = (1, [("enqueue", 1, 1, 0, None, [], [ROUTING + group], 0)])
         assert restored.apply(batch) == original.apply(batch)
 
 

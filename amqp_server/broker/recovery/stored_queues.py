@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from typing import Protocol
+from itertools import compress
+from typing import Final, Protocol
 
 from amqp_server.broker.declared.records import QueueRecord
 from quorum_queue.journals import deduplication_journal, parts_journal
@@ -12,12 +13,16 @@ from quorum_queue.journals.notes import decode_note, mark_of
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.message_status import journal as status_journal
 from quorum_queue.ports import Marks
 
 logger = logging.getLogger("mqd.recovery")
+
+#: Spans of settled messages that are cut out of a run one by one; of more, a run with gaps is left.
+SETTLED_SINGLY: Final = 8
 
 
 class RecoveredRecord(Protocol):
@@ -110,22 +115,18 @@ def fill(
                 error,
             )
             continue
-        for run in runs:
-            for part in _unsettled(run, entry.settled):
-                if part.waits_until and _waits(machine, part, recovered.annotations, now_ms):
-                    continue
-                level = mark_of(part.attributes.priority, len(marks), strict=settings.strict)
-                mark = marks[level] if level >= 0 else 0
-                if part.seqs.stop - 1 <= mark:
-                    part.redelivered = True
-                    _give_back(machine, part, recovered.annotations, least, returned, now_ms)
-                elif part.seqs.start <= mark:
-                    front = part.take(mark - part.seqs.start + 1)
-                    front.redelivered = True
-                    _give_back(machine, front, recovered.annotations, least, returned, now_ms)
-                    machine.ready.push(part)
-                else:
-                    machine.ready.push(part)
+        for part in _parts(runs, entry.settled, machine.ready):
+            if part.waits_until and _waits(machine, part, recovered.annotations, now_ms):
+                continue
+            level = mark_of(part.attributes.priority, len(marks), strict=settings.strict)
+            count = len(part.seqs)
+            delivered = part.within(0, marks[level])[1] if level >= 0 else 0
+            if delivered:
+                front = part.take(delivered) if delivered < count else part
+                front.redelivered = True
+                _give_back(machine, front, recovered.annotations, least, returned, now_ms)
+            if delivered < count:
+                machine.ready.push(part)
     if returned:
         machine.ready.put_back(returned)
     for entry in parts:
@@ -233,8 +234,25 @@ def _waits(machine: Machine, run: Run, annotations: dict[int, bytes], now_ms: in
     return True
 
 
+def _parts(runs: list[Run], settled: list[range], ready: Ready) -> Iterator[Run]:
+    """Yield the messages that are not settled, those of each level by themselves."""
+    for run in runs:
+        for part in _unsettled(run, settled):
+            yield from part.by_level(ready.level_of)
+
+
 def _unsettled(run: Run, settled: list[range]) -> list[Run]:
     """Remove settled messages from a run."""
+    low, stop = run.seqs.start, run.seqs.stop
+    settled = [gone for gone in settled if gone.start < stop and gone.stop > low]
+    if len(settled) > SETTLED_SINGLY:
+        # Messages of a higher priority have left from between the others.
+        left = bytearray(b"\x01") * len(run.seqs)
+        for gone in settled:
+            first, last = max(gone.start, low) - low, min(gone.stop, stop) - low
+            left[first:last] = bytes(last - first)
+        which = list(compress(range(len(left)), left))
+        return [run.picked(which)] if which else []
     parts = [run]
     for gone in settled:
         kept: list[Run] = []

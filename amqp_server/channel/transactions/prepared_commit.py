@@ -44,6 +44,7 @@ class PartTaker:
         self.pending: list[Any] = []
         self.counts_bytes = host.counts_bytes
         self.wants_ids = host.wants_ids
+        self.takes_kinds = host.takes_kinds
         self.settings = host.settings
         self.records = host.records
         #: Commands that the part has so far.

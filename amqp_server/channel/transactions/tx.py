@@ -147,6 +147,7 @@ class Transaction:
             and last.route is segment.route
             and last.attributes is segment.attributes
             and last.heads is None is segment.heads
+            and last.kinds is None is segment.kinds
         ):
             if len(last.contents) < PART_MESSAGES_MAX and self._last_bytes < PART_BYTES_MAX:
                 last.join(segment)

@@ -143,6 +143,11 @@ class GroupHost(DeferredHost):
         return self.replica.machine.settings
 
     @property
+    def takes_kinds(self) -> bool:
+        # Its machine has this version before it takes them; see `_send_pending`.
+        return self.replicas.version() >= versions.KINDS
+
+    @property
     def ready_count(self) -> int:
         return self.replica.machine.ready.count
 

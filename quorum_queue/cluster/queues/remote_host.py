@@ -20,7 +20,7 @@ from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.entries import encode_batch
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
-from quorum_queue.machine.versions import RECORD
+from quorum_queue.machine.versions import KINDS, RECORD
 from quorum_queue.message_status import answers
 from quorum_queue.ports import ConsumerState, Hosted, Refused, Turn
 
@@ -96,6 +96,10 @@ class RemoteHost(DeferredHost):
     @property
     def settings(self) -> Settings:
         return self._settings
+
+    @property
+    def takes_kinds(self) -> bool:
+        return self._version is not None and self._version() >= KINDS
 
     def configure(self, settings: Settings) -> None:
         self._settings = settings

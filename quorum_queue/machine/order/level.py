@@ -280,6 +280,9 @@ class Level:
                 if run.expires_at is None or run.expires_at > now_ms:
                     continue
                 before, (first, stop) = taken.most, run.within(low, high)
+                if first == stop:
+                    # It has messages on both sides only.
+                    continue
                 left, due = without_expired(run, first, stop, now_ms, taken, self.keeper)
                 least = min(least, due)
                 if taken.most < before:

@@ -54,6 +54,8 @@ class StoredRun(msgspec.Struct, array_like=True, gc=False):
     acquired: int = 0
     #: From versions.DELAYS on.
     waits_until: int = 0
+    #: From versions.KINDS on: the positions, if they are not evenly apart.
+    positions: Column | None = None
 
 
 class StoredConsumer(msgspec.Struct, array_like=True):

@@ -22,7 +22,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
 from hashlib import blake2b
-from itertools import islice
+from itertools import islice, pairwise
 from typing import Any, Final, NamedTuple
 
 import msgspec
@@ -36,6 +36,7 @@ from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.locations import Block, Locations
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.parts import Part
+from quorum_queue.machine.positions import Positions, Seqs, seqs_of
 from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.run import KINDS_MAX, Run
 from quorum_queue.machine.snapshots.columns import column, numbers_of
@@ -516,11 +517,11 @@ def sizes_of(run: Run) -> array[int]:
 
 
 def _stored(run: Run) -> StoredRun:
-    deadlines, kinds = run.deadlines, run.kinds
+    deadlines, kinds, seqs = run.deadlines, run.kinds, run.seqs
     return StoredRun(
-        run.seqs.start,
-        len(run.seqs),
-        run.seqs.step,
+        seqs.start,
+        len(seqs),
+        seqs.step,
         column(sizes_of(run)),
         run.head if run.heads is None else b"",
         run.heads,
@@ -534,6 +535,7 @@ def _stored(run: Run) -> StoredRun:
         run.attempts,
         run.acquired,
         run.waits_until,
+        column(list(seqs)) if isinstance(seqs, Positions) else None,
     )
 
 
@@ -563,11 +565,19 @@ def _run(stored: StoredRun) -> Run:
 def _run_with(stored: StoredRun | OldRun, sizes: array[int]) -> Run:
     """Return a run with these sizes, as far as both records say the same."""
     count = stored.count
-    if count < 1 or stored.step < 1 or len(sizes) != count:
+    positions = stored.positions if isinstance(stored, StoredRun) else None
+    if count < 1 or (stored.step < 1 and positions is None) or len(sizes) != count:
         raise CodecError("a run in a snapshot does not fit together")
     if stored.heads is not None and len(stored.heads) != count:
         raise CodecError(f"a run of {count} messages has the routing of {len(stored.heads)}")
-    seqs = range(stored.start, stored.start + count * stored.step, stored.step)
+    seqs: Seqs
+    if positions is None:
+        seqs = range(stored.start, stored.start + count * stored.step, stored.step)
+    else:
+        numbers = list(numbers_of(positions, count, "q"))
+        if any(later <= number for number, later in pairwise(numbers)):
+            raise CodecError("the positions of a run in a snapshot do not ascend")
+        seqs = seqs_of(numbers)
     run = Run(seqs, None, stored.head, stored.attributes, stored.expires_at, sum(sizes))
     run.sizes, run.heads = sizes, stored.heads
     run.redelivered, run.attempts = stored.redelivered, stored.attempts

@@ -122,7 +122,11 @@ def test_a_body_is_not_looked_at() -> None:
 @pytest.mark.parametrize("counts_bytes", [False, True])
 def test_messages_keep_their_names_and_numbers(counts_bytes: bool) -> None:
     host: Any = SimpleNamespace(
-        counts_bytes=counts_bytes, pending=[], settings=Settings(deduplication_window_ms=1), records=False
+        counts_bytes=counts_bytes,
+        takes_kinds=True,
+        pending=[],
+        settings=Settings(deduplication_window_ms=1),
+        records=False,
     )
     items = [
         message({"x-deduplication-id": name} if name else None, body=b"x" * size)
@@ -145,7 +149,11 @@ def test_messages_keep_their_names_and_numbers(counts_bytes: bool) -> None:
 
 def test_a_batch_without_names_is_a_plain_one() -> None:
     host: Any = SimpleNamespace(
-        counts_bytes=False, pending=[], settings=Settings(deduplication_window_ms=1), records=False
+        counts_bytes=False,
+        takes_kinds=True,
+        pending=[],
+        settings=Settings(deduplication_window_ms=1),
+        records=False,
     )
     enqueue_named(host, Run(range(1), [message()], b"head"), None, 0)
     assert [command[0] for command in host.pending] == ["enqueue"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import pytest
@@ -93,9 +94,11 @@ class Scanner:
 
     def of(self, segment: Segment) -> list[Taken]:
         heads = segment.heads or [segment.route.head] * len(segment.contents)
-        assert len(heads) == len(segment.contents)
+        segment.fill_kinds()
+        kinds, table = segment.kinds or bytes(len(heads)), segment.table
         return [
-            Taken(head, segment.attributes, item) for head, item in zip(heads, segment.contents, strict=True)
+            Taken(head, table[kind], item)
+            for head, kind, item in zip(heads, kinds, segment.contents, strict=True)
         ]
 
 
@@ -131,8 +134,16 @@ def _fast(each: Message) -> bool:
     )
 
 
-_lists = st.lists(repeated(messages(targets=KEYS).filter(_fast)), max_size=5).map(
-    lambda groups: [each for group in groups for each in group]
+def _in_order_or_turns(groups: list[list[Message]], in_turns: bool) -> list[Message]:
+    if in_turns:
+        return [each for turn in zip_longest(*groups) for each in turn if each is not None]
+    return [each for group in groups for each in group]
+
+
+_lists = st.builds(
+    _in_order_or_turns,
+    st.lists(repeated(messages(targets=KEYS).filter(_fast)), max_size=5),
+    st.booleans(),
 )
 
 

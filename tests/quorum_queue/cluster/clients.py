@@ -18,6 +18,7 @@ from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.ports import Got, Refused
 from tests.quorum_queue.cluster import levels
 from tests.quorum_queue.cluster.ledger import Ledger, group_of_body
+from tests.quorum_queue.kinds import in_turns
 from tests.turns import Violation
 
 if TYPE_CHECKING:
@@ -211,6 +212,8 @@ class Client:
             run.heads = [b"\x01e\x01k" + group_of_body(body) for body in contents]
         if self.waits.random() < 0.15:
             run.waits_until = self.waits.choice((1, 20, 200, 1_500))
+        elif queue.host.takes_kinds and self.waits.random() < 0.4:
+            in_turns(run, [attributes._replace(priority=other) for other in self.waits.sample(PRIORITIES, 2)])
         ids: tuple[Any, ...] = ()
         verb = "enqueue"
         if queue.host.settings.deduplicates:

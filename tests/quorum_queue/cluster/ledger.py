@@ -51,6 +51,14 @@ def plain_verb(command: Command) -> str:
     return verb
 
 
+def _ranks(command: Command) -> dict[int, int]:
+    """Return the ranks of the messages that a command brings, by their ordinals in the entry."""
+    if command[0] not in ENQUEUES:
+        return {}
+    run: Run = command[1]
+    return {seq: rank_of(run.attributes_of(index).priority) for index, seq in enumerate(run.seqs)}
+
+
 def group_of_body(body: bytes) -> bytes:
     """Return the message group of a message, of a few that all publishers share; some have none."""
     return (b"", b"a", b"b", b"c")[int(body.split(b".")[1]) % 4]
@@ -298,6 +306,9 @@ class Ledger:
             command is not None and command[0] in ENQUEUES and command[1].attributes.confirm_level == PROMISED
         )
         verb = "" if command is None else plain_verb(command)
+        ranks = {} if command is None else _ranks(command)
+        if len(set(ranks.values())) > 1:
+            self.note("ranks in one run")
         released = self._let_go(command) if command is not None else []
         was_sealed = self.machine.sealed
         if command is None:
@@ -308,7 +319,10 @@ class Ledger:
                 self._look_for_idle()
                 self._check_seal(was_sealed, command[2])
         for first_seq, count, ordinal in (effects.places or [])[starts[0] :]:
-            self._accept(first_seq, entry.bodies.contents(range(ordinal, ordinal + count)), command)
+            ordinals = range(ordinal, ordinal + count)
+            for seq, each in enumerate(ordinals, first_seq):
+                self.ranks[seq] = ranks[each]
+            self._accept(first_seq, entry.bodies.contents(ordinals), command)
         if verb in ("return", "fail", "node_down") or (
             verb == "detach" and command is not None and command[2]
         ):
@@ -429,7 +443,6 @@ class Ledger:
             self.bodies[seq] = body
             self.placed_ms[seq] = self.now_ms
             self.live[seq] = None
-            self.ranks[seq] = rank_of(run.attributes.priority)
             if seq in waiting:
                 self.waits[seq] = self.overtaken[seq] = waiting[seq]
                 self.note("waits before its delivery")

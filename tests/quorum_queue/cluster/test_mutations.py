@@ -99,6 +99,12 @@ def forgets_rows() -> Callable[..., Any]:
     return mutant
 
 
+def puts_back_in_order_of_arrival(machine: Machine, run: Run) -> None:
+    """Each message of a snapshot has the rank of a message without a priority."""
+    run.attributes, run.kinds, run.table = run.attributes._replace(priority=0), None, None
+    machine.ready.push(run)
+
+
 def holds_no_groups() -> Callable[..., None]:
     hold = snapshot._hold
 
@@ -358,6 +364,8 @@ MUTATIONS = [
     Mutation("a snapshot forgets which messages wait for their first delivery", snapshot, "_run", forgets_waits()),
     Mutation("what was picked while it waited comes at once when it comes back", Machine, "_put_picked", puts_back_at_once(),
              lambda: test_picks.test_what_was_picked_while_it_waited_goes_on_waiting("node_down", strict=True)),
+    Mutation("messages of one run all have the rank of the first one", Run, "by_level", lambda self, level_of: [self]),
+    Mutation("a snapshot forgets priorities", snapshot, "_put_ready", puts_back_in_order_of_arrival),
     Mutation("a snapshot forgets who has a message group", snapshot, "_hold", holds_no_groups(),
              lambda: seed(144)),
     Mutation("a message group goes on while one of its messages waits", GroupedReady, "block", nothing,

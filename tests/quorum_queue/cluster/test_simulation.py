@@ -57,6 +57,6 @@ def test_the_seeds_reach_the_rare_things() -> None:
         "dead letters, maxlen": 35, "dead letters, rejected": 9, "links are dead for long": 70,
         "clients go on with a dead link": 18, "everything but a link is mended": 27, "clocks are set": 35,
         "confirmed by the leader": 540, "confirmed by all": 540, "lost with the leader that confirmed it": 1,
-        "queues are paused": 300, "refused by a paused queue": 200, "taken by a paused queue": 2, "waits before its delivery": 200, "picked": 15, "picked, and came back": 10, "looks": 300, "looks that find": 200, "looks: queued": 10, "looks: delivered": 20, "looks: acknowledged": 20,
+        "queues are paused": 300, "refused by a paused queue": 200, "taken by a paused queue": 2, "waits before its delivery": 200, "ranks in one run": 200, "picked": 15, "picked, and came back": 10, "looks": 300, "looks that find": 200, "looks: queued": 10, "looks: delivered": 20, "looks: acknowledged": 20,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
