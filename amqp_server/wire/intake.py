@@ -25,6 +25,8 @@ _BASIC: Final = b"\x00\x3c\x00\x00"
 _SMALL: Final = bytes(4)
 #: Consecutive different headers after which equal headers are not searched for a while.
 VARIED: Final = 2
+#: Different headers in one read after which a header is not looked for among those before it.
+OTHERS_MAX: Final = 32
 #: Bytes of headers that are walked property by property before the caller may do other work.
 WALKED_MAX: Final = 16 * 1024
 #: Messages that go to more queues are not collected in a mix.
@@ -138,6 +140,7 @@ class Segment:
     """
 
     __slots__ = (
+        "_place",
         "_places",
         "attributes",
         "contents",
@@ -159,6 +162,8 @@ class Segment:
         #: Attributes of messages as places in `table`; see `fill_kinds`.
         self.kinds: bytearray | None = None
         self._places: dict[Attributes, int] | None = None
+        #: The place of the present attributes.
+        self._place = 0
         #: Their groups, if they go to one queue and this has message groups, and the header these are from.
         self.groups: list[bytes] | None = None
         self.group_header = ""
@@ -176,23 +181,29 @@ class Segment:
 
     def turns_to(self, attributes: Attributes) -> bool:
         """Let the next messages have these attributes; return False if they must be in another segment."""
-        mine = self.attributes
+        mine, places = self.attributes, self._places
         if attributes is mine:
             return True
-        if not self.may_turn_to(attributes):
-            return False
-        places = self._places
-        if places is None or self.kinds is None:
-            places = self._places = {mine: 0}
-            self.kinds = bytearray()
-        place = places.get(attributes)
+        place = None if places is None or type(attributes) is not type(mine) else places.get(attributes)
         if place is None:
-            if len(places) >= KINDS_MAX:
+            place = self._new_place(attributes)
+            if place < 0:
                 return False
-            place = places[attributes] = len(places)
         self.fill_kinds()
-        self.attributes = attributes
+        self.attributes, self._place = attributes, place
         return True
+
+    def _new_place(self, attributes: Attributes) -> int:
+        """Return the place of attributes that none of its messages has; -1 if it cannot have them."""
+        if not self.may_turn_to(attributes):
+            return -1
+        if self._places is None:
+            self._places, self.kinds = {self.attributes: 0}, bytearray()
+        place = len(self._places)
+        if place >= KINDS_MAX:
+            return -1
+        self._places[attributes] = place
+        return place
 
     def may_turn_to(self, attributes: Attributes) -> bool:
         """True if messages with these attributes may be in one segment with the last one: they are confirmed
@@ -208,9 +219,13 @@ class Segment:
 
     def fill_kinds(self) -> None:
         """Let `kinds` have all messages."""
-        if self.kinds is not None and self._places is not None:
-            missing = len(self.contents) - len(self.kinds)
-            self.kinds += bytes((self._places[self.attributes],)) * missing
+        kinds = self.kinds
+        if kinds is not None:
+            missing = len(self.contents) - len(kinds)
+            if missing == 1:
+                kinds.append(self._place)
+            else:
+                kinds += bytes((self._place,)) * missing
 
     def takes(self, route: PublishRoute) -> bool:
         """True if messages of `route` may be added to this segment, because they go to the same queues."""
@@ -586,6 +601,9 @@ def take(
     # Attributes by the deciding bits, of headers with this mask.
     variants: dict[int, Attributes] = {}
     variants_mask = 0
+    # The same by whole headers, as long as few different ones come, and how many others have come.
+    same: dict[bytes, Attributes] = {}
+    others = 0
     # Number of consecutive headers that had the same shape but were not equal.
     varied = 0
     # Bytes of headers that were walked property by property.
@@ -604,14 +622,22 @@ def take(
             varied = 0
             fits = True
         elif mask:
-            decides = int.from_bytes(data[at : at + len(template)], "big") & mask
-            if decides == decisive:
-                varied += 1
-                fits = True
-            elif decides in variants:
-                template, decisive, attributes = data[at : at + len(template)], decides, variants[decides]
-                varied += 1
-                fits = True
+            header = data[at : at + len(template)]
+            found = same.get(header) if others < OTHERS_MAX else None
+            if found is not None:
+                # Its deciding bits are not needed if it comes again.
+                template, attributes, decisive, varied, fits = header, found, -1, VARIED, True
+            else:
+                others += 1
+                decides = int.from_bytes(header, "big") & mask
+                if decides == decisive:
+                    varied += 1
+                    fits = True
+                elif decides in variants:
+                    template, decisive, attributes = header, decides, variants[decides]
+                    varied += 1
+                    fits = True
+                    same[header] = attributes
         if fits:
             after = at + stride
         else:
@@ -669,10 +695,11 @@ def take(
                     decisive = int.from_bytes(template, "big") & mask
                     if mask != variants_mask:
                         variants, variants_mask = {}, mask
-                    variants[decisive] = attributes
+                        same = {}
+                    variants[decisive] = same[template] = attributes
             else:
-                # Where sizes differ, the next message has another one, and neither comparison finds it.
-                mask = 0
+                # Where sizes differ, the next message has another one, and no comparison finds it.
+                mask = variants_mask = 0
                 if stride:
                     varied += 1
                 stride, header_bytes = after - at, size

@@ -236,6 +236,27 @@ class Run:
             run.size = sum(run.sizes)
         return run
 
+    def where(self, flags: bytes | bytearray, *, alike: bool = False) -> Run:
+        """Return copies of the messages whose byte is not zero, at least one. `alike`: they have the same
+        attributes, which the caller gives them.
+        """
+        run = self._like(seqs_of(list(compress(self.seqs, flags))))
+        if self.heads is not None:
+            run.heads = list(compress(self.heads, flags))
+        if self.deadlines is not None:
+            run.deadlines = array("q", list(compress(self.deadlines, flags)))
+        if self.kinds is not None and not alike:
+            run.kinds, run.table = bytearray(compress(self.kinds, flags)), self.table
+        if self.contents is not None:
+            run.contents = list(compress(self.contents, flags))
+            run.size = sum(map(len, run.contents))
+        elif self.sizes is not None:
+            run.sizes = array("I", list(compress(self.sizes, flags)))
+            run.size = sum(run.sizes)
+        if len(run.seqs) == 1:
+            run._be_one()
+        return run
+
     def cut(self) -> Iterator[Run]:
         """Yield the run, or copies of its parts, each with positions that are a range."""
         if not isinstance(self.seqs, Positions):
@@ -301,16 +322,23 @@ class Run:
         if kinds is None or table is None:
             yield self
             return
-        levels = [level_of(attributes.priority) for attributes in table]
-        present = {levels[kind] for kind in set(kinds)}
-        if len(present) == 1:
+        by_level: dict[int, list[int]] = {}
+        for kind in sorted(set(kinds)):
+            by_level.setdefault(level_of(table[kind].priority), []).append(kind)
+        if len(by_level) == 1:
             self._narrow()
             yield self
             return
-        for level in sorted(present):
-            meant = bytes([each == level for each in levels]) + bytes(256 - len(levels))
-            part = self.picked(list(compress(range(len(kinds)), kinds.translate(meant))))
-            part._narrow()
+        for level in sorted(by_level):
+            own = by_level[level]
+            meant = bytearray(256)
+            for kind in own:
+                meant[kind] = 1
+            part = self.where(kinds.translate(meant), alike=len(own) == 1)
+            if len(own) == 1:
+                part.attributes = table[own[0]]
+            else:
+                part._narrow()
             yield part
 
     def set_kinds(self, table: list[Attributes]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
-from itertools import compress
 from typing import Final, Protocol
 
 from amqp_server.broker.declared.records import QueueRecord
@@ -251,8 +250,7 @@ def _unsettled(run: Run, settled: list[range]) -> list[Run]:
         for gone in settled:
             first, last = max(gone.start, low) - low, min(gone.stop, stop) - low
             left[first:last] = bytes(last - first)
-        which = list(compress(range(len(left)), left))
-        return [run.picked(which)] if which else []
+        return [run.where(left)] if any(left) else []
     parts = [run]
     for gone in settled:
         kept: list[Run] = []

@@ -257,6 +257,53 @@ def test_shapes_do_not_mistake_one_header_for_another(several: list[dict[str, An
     assert scanner.taken() == expected(sent)
 
 
+_like_one_another = st.fixed_dictionaries(
+    {
+        "priority": st.sampled_from([b"\x00", b"\x01", b"\x09"]),
+        "message_id": st.sampled_from(list(map(short, [b"a", b"b", b"c", b"dd"]))),
+        "expiration": st.sampled_from([short(b"10"), short(b"20")]),
+    }
+)
+
+
+@given(
+    st.lists(
+        st.tuples(_like_one_another, st.sampled_from([0, 5, 6]), st.sampled_from(["a", "bb"])), max_size=60
+    ),
+    st.integers(0, 60),
+)
+def test_headers_that_differ_in_what_decides_share_a_segment(
+    sent: list[tuple[dict[str, bytes], int, str]], cut: int
+) -> None:
+    """Priorities and lives are a column; whatever sizes of headers and bodies come in between."""
+    whole = [message("", key, b"." * size, mandatory=False, **each) for each, size, key in sent]
+    scanner = Scanner()
+    for part in (whole[:cut], whole[cut:]):
+        scanner.scan(b"".join(each.encode(CHANNEL) for each in part))
+    assert scanner.taken() == expected(whole)
+
+
+def test_priorities_in_turn_make_one_segment() -> None:
+    scanner = Scanner()
+    sent = [
+        message("", "a", b"m", priority=bytes((number % 3,)), expiration=short(b"%d" % (number % 7)))
+        for number in range(90)
+    ]
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    assert [len(segment.contents) for segment in scanner.segments] == [90]
+    assert len(scanner.segments[0].table) == 21
+    assert scanner.taken() == expected(sent)
+
+
+def test_messages_that_are_confirmed_in_another_way_are_in_another_segment() -> None:
+    scanner = Scanner()
+    sent = [message("", "a", b"m", delivery_mode=bytes((1 + number % 2,))) for number in range(4)]
+    sent += [message("", "a", b"m" * size, priority=bytes((size % 255,))) for size in (1, 5_000, 1)]
+    scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
+    assert [len(segment.contents) for segment in scanner.segments] == [1, 1, 1, 1, 1, 1, 1]
+    assert scanner.taken() == expected(sent)
+
+
 def test_segments_are_as_long_as_they_can_be() -> None:
     scanner = Scanner()
     one, two = message("", "a", b"1").encode(CHANNEL), message("", "bb", b"22").encode(CHANNEL)
