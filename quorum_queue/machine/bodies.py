@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import struct
 from array import array
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from itertools import accumulate
 from typing import Final
 
 from quorum_queue.machine.arrays import unpacked
 from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.positions import Positions, Seqs
 
 VERSION: Final = 1
 
@@ -44,17 +45,19 @@ class Bodies:
             self._ends.append(None)
             self.count += len(sizes)
 
-    def contents(self, ordinals: range) -> list[bytes]:
+    def contents(self, ordinals: Seqs) -> list[bytes]:
         """Return the bodies of these messages. Raises CodecError for missing ones."""
         if not ordinals:
             return []
-        if ordinals.step < 1 or ordinals[0] < 0 or ordinals[-1] >= self.count:
+        if ordinals.step < 0 or ordinals[0] < 0 or ordinals[-1] >= self.count:
             raise CodecError(f"an entry of {self.count} messages has no messages {ordinals}")
         data, starts = self._data, self._starts
         if len(starts) == 1 and self.count == 1:
             # By far the most common entry has one message.
             sizes, offset = self._sections[0]
             return [data[offset : offset + sizes[0]]]
+        if isinstance(ordinals, Positions):
+            return self._scattered(list(ordinals))
         found: list[bytes] = []
         while ordinals:
             at = bisect_right(starts, ordinals[0]) - 1
@@ -66,6 +69,20 @@ class Bodies:
             begins, stops = ends[low : stop : ordinals.step], ends[low + 1 : stop + 1 : ordinals.step]
             found += [data[begin:end] for begin, end in zip(begins, stops, strict=True)]
             ordinals = ordinals[count:]
+        return found
+
+    def _scattered(self, ordinals: list[int]) -> list[bytes]:
+        """Return the bodies of messages that are not evenly apart."""
+        data, starts = self._data, self._starts
+        found: list[bytes] = []
+        done, count = 0, len(ordinals)
+        while done < count:
+            at = bisect_right(starts, ordinals[done]) - 1
+            ends, first = self._ends[at] or self._ends_of(at), starts[at]
+            stop = bisect_left(ordinals, first + len(ends) - 1, done)
+            lows = [ordinal - first for ordinal in ordinals[done:stop]]
+            found += [data[ends[low] : ends[low + 1]] for low in lows]
+            done = stop
         return found
 
     def _ends_of(self, at: int) -> list[int]:
@@ -82,7 +99,7 @@ def bodies_of(data: bytes | memoryview) -> Bodies:
         raise CodecError(f"no entry of a queue: {error}") from error
 
 
-def contents_of(data: bytes | memoryview, ordinals: range) -> list[bytes]:
+def contents_of(data: bytes | memoryview, ordinals: Seqs) -> list[bytes]:
     """Return the bodies of these messages of an entry. Raises CodecError."""
     return bodies_of(data).contents(ordinals)
 

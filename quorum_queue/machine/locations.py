@@ -21,6 +21,7 @@ import msgspec
 
 from quorum_queue.machine.arrays import packed, unpacked
 from quorum_queue.machine.codec import CodecError
+from quorum_queue.machine.positions import Positions, Seqs, seqs_of
 from quorum_queue.machine.snapshots.states import LocationsState
 
 #: A block is closed with the first entry after this number of spans.
@@ -228,19 +229,21 @@ class Locations:
         block.left += count
         block.append(first_seq, count, entry, ordinal)
 
-    def find(self, seqs: range) -> list[tuple[int, range]]:
+    def find(self, seqs: Seqs) -> list[tuple[int, Seqs]]:
         """Return the entries of these positions, in order, each with the ordinals within it. Raises KeyError.
 
         Also finds positions that were forgotten since the last `add`.
         """
         return [(block.entry + block.entries[at], ordinals) for block, at, ordinals in self._pieces(seqs)]
 
-    def _pieces(self, seqs: range) -> list[tuple[Block, int, range]]:
+    def _pieces(self, seqs: Seqs) -> list[tuple[Block, int, Seqs]]:
         """The spans of these positions, each with ordinals."""
+        if isinstance(seqs, Positions):
+            return self._scattered(list(seqs))
         step, left = seqs.step, len(seqs)
         if step < 1:
             raise KeyError(f"positions {seqs} run backwards")
-        pieces: list[tuple[Block, int, range]] = []
+        pieces: list[tuple[Block, int, Seqs]] = []
         seq = seqs.start
         number = bisect_right(self._lows, seq) - 1
         while left:
@@ -273,9 +276,30 @@ class Locations:
                 raise KeyError(f"position {seq} is in no entry")
         return pieces
 
-    def forget(self, seqs: range) -> None:
+    def _scattered(self, numbers: list[int]) -> list[tuple[Block, int, Seqs]]:
+        """The spans of positions that ascend, each with the ordinals of those in it."""
+        pieces: list[tuple[Block, int, Seqs]] = []
+        done, count = 0, len(numbers)
+        while done < count:
+            seq = numbers[done]
+            number = bisect_right(self._lows, seq) - 1
+            if number < 0:
+                raise KeyError(f"position {seq} is in no entry")
+            block = self._blocks[number]
+            at = bisect_right(block.firsts, seq - block.first) - 1
+            start = block.first + block.firsts[at]
+            end = start + block.counts[at]
+            if seq < start or seq >= end:
+                raise KeyError(f"position {seq} is in no entry")
+            stop = bisect_left(numbers, end, done)
+            by = block.ordinals[at] - start
+            pieces.append((block, at, seqs_of([each + by for each in numbers[done:stop]])))
+            done = stop
+        return pieces
+
+    def forget(self, seqs: Seqs) -> None:
         """Forget messages that are settled. Each is forgotten once."""
-        if len(seqs) > FEW and seqs.step == 1:
+        if isinstance(seqs, range) and len(seqs) > FEW and seqs.step == 1:
             self._forget_many(seqs)
             return
         for block, at, ordinals in self._pieces(seqs):

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
+from itertools import chain
 from typing import Any
 
 from quorum_queue.machine import versions
@@ -24,7 +25,7 @@ from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, enco
 from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.parts import TransactionId
-from quorum_queue.machine.positions import Positions, Seqs, merged
+from quorum_queue.machine.positions import Positions, Seqs, seqs_of
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -209,7 +210,7 @@ class QueueReplica:
             locations.forget(seqs)
         applied.released = locations.released()
 
-    def find(self, seqs: Seqs) -> list[tuple[int, range]]:
+    def find(self, seqs: Seqs) -> list[tuple[int, Seqs]]:
         """Return the locations of bodies: entries, each with ordinals, in the order of the positions. Raises
         KeyError.
 
@@ -217,9 +218,7 @@ class QueueReplica:
         the last one that went to the dead-letter exchange because the queue was full: their numbers are below
         1.
         """
-        if isinstance(seqs, Positions):
-            return [place for span in seqs.spans() for place in self.locations.find(span)]
-        if seqs and seqs[0] < 1:
+        if isinstance(seqs, range) and seqs and seqs[0] < 1:
             return [(self.applied, range(-seqs.start, -seqs.start + len(seqs)))]
         return self.locations.find(seqs)
 
@@ -280,11 +279,17 @@ class QueueReplica:
         return digest.digest()
 
 
-def _joined(runs: list[Run]) -> Iterator[range]:
-    """Positions of runs, with neighbours joined: two hundred acks of one read are one look-up."""
+def _joined(runs: list[Run]) -> Iterator[Seqs]:
+    """Positions of runs, with neighbours joined: two hundred acks of one read are one look-up. Those that lie
+    between one another come together, at the end.
+    """
     joined = range(0)
-    for seqs in _ranges(runs):
-        if seqs.step != 1 or joined.step != 1 or seqs.start != joined.stop:
+    scattered: list[Positions] = []
+    for run in runs:
+        seqs = run.seqs
+        if isinstance(seqs, Positions):
+            scattered.append(seqs)
+        elif seqs.step != 1 or joined.step != 1 or seqs.start != joined.stop:
             if joined:
                 yield joined
             joined = seqs
@@ -292,18 +297,8 @@ def _joined(runs: list[Run]) -> Iterator[range]:
             joined = range(joined.start, seqs.stop)
     if joined:
         yield joined
-
-
-def _ranges(runs: list[Run]) -> Iterator[range]:
-    """Positions of runs. Those that consumers of message groups have acked lie between one another."""
-    scattered: list[Positions] = []
-    for run in runs:
-        if isinstance(run.seqs, Positions):
-            scattered.append(run.seqs)
-        else:
-            yield run.seqs
     if scattered:
-        yield from merged(scattered)
+        yield seqs_of(sorted(chain.from_iterable(scattered)))
 
 
 def _gather(effects: Effects, own: Member, applied: Applied) -> None:

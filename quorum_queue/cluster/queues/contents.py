@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from quorum_queue.machine import replicated
 from quorum_queue.machine.bodies import Bodies
+from quorum_queue.machine.positions import Seqs
 from quorum_queue.raft.errors import EntryLost
 
 if TYPE_CHECKING:
     from quorum_queue.cluster.queues.member_host import GroupHost
 
 #: Entries, each with the ordinals of messages within it.
-Places = list[tuple[int, range]]
+Places = list[tuple[int, Seqs]]
 
 
 class BodyGone(Exception):
