@@ -114,7 +114,7 @@ class Paging(QueueHost):
                 looked_at += 1
                 if freed >= bytes_wanted or looked_at > PAGE_OUT_LOOKS_MAX:
                     return freed
-                if run.contents is None or run in heads:
+                if not run.in_memory or run in heads:
                     continue
                 if self.journalled and run.attributes.persistent:
                     if run.seqs[-1] > self._durable_seq:

@@ -108,8 +108,8 @@ NO_POSITIONS: Final = range(0)
 #: Most messages that one entry of a log drops because they have expired or exceed a limit, beyond those that
 #: it brings.
 DROPS_MAX: Final = 4096
-#: Most runs whose wait ends in one batch.
-DUE_RUNS_MAX: Final = 2048
+#: Most messages whose wait ends in one batch; before versions.KINDS, runs.
+DUE_MAX: Final = 2048
 #: Attributes as they are in a queue, by those that messages came with.
 _deadlined: Final[dict[Attributes, Attributes]] = {}
 _persistent: Final[dict[Attributes, Attributes]] = {}
@@ -299,7 +299,12 @@ class Machine:
 
     def _end_waits(self, meta: Meta, effects: Effects) -> None:
         """Make messages ready whose wait is over."""
-        runs = self.delayed.take(meta.now_ms, DUE_RUNS_MAX)
+        if self.version >= versions.KINDS:
+            runs = self.delayed.take(meta.now_ms, DUE_MAX)
+            count = sum([len(run.seqs) for run in runs])
+        else:
+            runs = self.delayed.take_runs(meta.now_ms, DUE_MAX)
+            count = len(runs)
         if runs:
             returned: list[Run] = []
             for run in runs:
@@ -312,7 +317,7 @@ class Machine:
             if returned:
                 self._unblock(returned)
                 self.ready.put_back(returned)
-            if len(runs) == DUE_RUNS_MAX:
+            if count == DUE_MAX:
                 effects.more = True
             if not self.delayed.count:
                 self.delayed = NO_DELAYED
@@ -451,7 +456,8 @@ class Machine:
 
     def begin_again(self) -> None:
         """Be a queue of the first version: all messages are ready, in the order in which they came."""
-        runs = [*self.ready.clear(), *self.delayed.clear()]
+        # Messages of different priorities lie between one another.
+        runs = [part for run in (*self.ready.clear(), *self.delayed.clear()) for part in run.cut()]
         self.version = versions.FIRST
         self.ready, self.grouped = Ready(self.settings.priority_max, self.frozen), None
         self.ready.put_back([run for run in runs if run.redelivered])
@@ -1133,7 +1139,8 @@ class Machine:
             self.delayed = Delayed(self.frozen)
         if self.grouped is not None and not run.waits_until:
             self.grouped.block(run)
-        self.delayed.add(due_ms, run)
+        # The walk through message groups wants neighbours.
+        self.delayed.add(due_ms, run, gaps=self.version >= versions.KINDS and self.grouped is None)
 
     def _reject(self, meta: Meta, command: Command, effects: Effects) -> None:
         runs = self._take(command, effects)

@@ -422,8 +422,11 @@ class Run:
                 return index + 1
         return len(self.seqs)
 
-    def absorb(self, later: Run) -> bool:
-        """Append a run that follows directly, if the two may be one; return whether they were joined."""
+    def absorb(self, later: Run, *, gaps: bool = False) -> bool:
+        """Append a run that follows, if the two may be one; return whether they were joined. `gaps`: it need
+        not follow directly.
+        """
+        direct = self.seqs.step == later.seqs.step == 1 and self.seqs.stop == later.seqs.start
         if (
             (self.contents is None) is not (later.contents is None)
             or self.packed is not None
@@ -434,9 +437,7 @@ class Run:
             or self.redelivered != later.redelivered
             or self.spilled is not later.spilled
             or self.waits_until != later.waits_until
-            or self.seqs.step != 1
-            or later.seqs.step != 1
-            or self.seqs.stop != later.seqs.start
+            or not (direct or (gaps and self.seqs[-1] < later.seqs[0]))
             or len(self.seqs) + len(later.seqs) > RUN_LENGTH_MAX
         ):
             return False
@@ -458,7 +459,10 @@ class Run:
             self.heads += later.heads if later.heads is not None else [later.head] * len(later.seqs)
         if self.deadlines is not None or later.deadlines is not None or self.expires_at != later.expires_at:
             self._join_deadlines(later)
-        self.seqs = range(self.seqs.start, later.seqs.stop)
+        if direct:
+            self.seqs = range(self.seqs.start, later.seqs.stop)
+        else:
+            self.seqs = seqs_of([*self.seqs, *later.seqs])
         if self.contents is not None and later.contents is not None:
             self.contents += later.contents
         elif self.sizes is not None and later.sizes is not None:

@@ -7,9 +7,11 @@ too early, because messages leave without a word; then somebody looks at the blo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
+from quorum_queue.machine.positions import Positions
 from quorum_queue.machine.run import Run
 
 #: Positions of a block, as a power of two: so many are looked at when one of them expires.
@@ -53,7 +55,11 @@ class Deadlines:
             self.note_block(OUT_OF_ORDER, expires_at)
             return
         seqs = run.seqs
-        for block in range(seqs[0] >> BLOCK_BITS, (seqs[-1] >> BLOCK_BITS) + 1):
+        blocks: Iterable[int] = range(seqs[0] >> BLOCK_BITS, (seqs[-1] >> BLOCK_BITS) + 1)
+        if isinstance(seqs, Positions):
+            # They may lie far from one another.
+            blocks = sorted({seq >> BLOCK_BITS for seq in seqs})
+        for block in blocks:
             self.note_block(block, expires_at)
 
     def note_block(self, block: int, at_ms: int) -> None:

@@ -59,7 +59,8 @@ class Delayed:
     def last_ms(self) -> int | None:
         return self._times.last
 
-    def add(self, due_ms: int, run: Run) -> None:
+    def add(self, due_ms: int, run: Run, *, gaps: bool = False) -> None:
+        """Let messages wait. `gaps`: those that are due at the same time may be one run."""
         self.count += len(run.seqs)
         self.bytes += run.counted_bytes
         if not self._at:
@@ -72,11 +73,39 @@ class Delayed:
         if self.keeper.active:
             self.keeper.keep(runs[-1])
         # All messages of a run go to one level when their wait is over.
-        if runs[-1].attributes.priority != run.attributes.priority or not runs[-1].absorb(run):
+        last = runs[-1]
+        if last.attributes.priority != run.attributes.priority or not last.absorb(run, gaps=gaps):
             runs.append(run)
 
     def take(self, now_ms: int, most: int) -> list[Run]:
-        """Take messages that are due, at most so many runs, in the order of their times."""
+        """Take messages that are due, at most so many, in the order of their times."""
+        taken: list[Run] = []
+        while most > 0:
+            due_ms = self._times.first
+            if due_ms is None or due_ms > now_ms:
+                break
+            runs = self._at[due_ms]
+            whole = 0
+            for run in runs:
+                if len(run.seqs) > most:
+                    break
+                most -= len(run.seqs)
+                whole += 1
+            taken += runs[:whole]
+            if whole == len(runs):
+                self._forget(due_ms)
+                continue
+            del runs[:whole]
+            if most:
+                if self.keeper.active:
+                    self.keeper.keep(runs[0])
+                taken.append(runs[0].take(most))
+            break
+        self._taken(taken)
+        return taken
+
+    def take_runs(self, now_ms: int, most: int) -> list[Run]:
+        """As `take`, at most so many runs."""
         taken: list[Run] = []
         while len(taken) < most:
             due_ms = self._times.first

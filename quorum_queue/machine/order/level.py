@@ -15,6 +15,7 @@ from typing import Final
 
 from quorum_queue.machine.consumers import NO_KEEPER, Keeper
 from quorum_queue.machine.order.run_list import RunList, Spot
+from quorum_queue.machine.positions import Positions
 from quorum_queue.machine.run import NEVER, Run
 
 #: Contents of runs with at least so many before them are packed, once no message joins them any more.
@@ -90,6 +91,11 @@ class Level:
             return
         spot = main.find(start)
         following = main.at(spot)
+        if isinstance(run.seqs, Positions) and following is not None and following.seqs.start < run.seqs[-1]:
+            # Others lie between its messages, or may.
+            for part in run.cut():
+                self.insert(part, apart_from)
+            return
         if following is not None and following.seqs.start < start:
             # The positions of the two never overlap: this run lies between two messages of the other.
             if following.packed is not None:
