@@ -306,14 +306,17 @@ class Machine:
             runs = self.delayed.take_runs(meta.now_ms, DUE_MAX)
             count = len(runs)
         if runs:
-            returned: list[Run] = []
-            for run in runs:
-                if run.waits_until:
-                    if self.frozen.active:
-                        self.frozen.keep(run)
-                    self._put(meta, run)
-                else:
-                    returned.append(run)
+            fresh = [run for run in runs if run.waits_until]
+            returned = [run for run in runs if not run.waits_until]
+            for run in fresh:
+                if self.frozen.active:
+                    self.frozen.keep(run)
+                run.waits_until = 0
+            if fresh and self.version >= versions.KINDS and self.grouped is None:
+                # Those that are due one after the other lie between one another.
+                fresh = list(fresh[0].join_all(fresh[1:]))
+            for run in fresh:
+                self.ready.insert(run, self.held_from)
             if returned:
                 self._unblock(returned)
                 self.ready.put_back(returned)

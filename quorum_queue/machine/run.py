@@ -9,7 +9,7 @@ each message.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import compress
 from operator import attrgetter
 from typing import Any, Final
@@ -426,20 +426,30 @@ class Run:
         """Append a run that follows, if the two may be one; return whether they were joined. `gaps`: it need
         not follow directly.
         """
-        direct = self.seqs.step == later.seqs.step == 1 and self.seqs.stop == later.seqs.start
-        if (
-            (self.contents is None) is not (later.contents is None)
-            or self.packed is not None
-            or later.packed is not None
-            or self.size + later.size > RUN_BYTES_MAX
-            or self.attempts != later.attempts
-            or self.acquired != later.acquired
-            or self.redelivered != later.redelivered
-            or self.spilled is not later.spilled
-            or self.waits_until != later.waits_until
-            or not (direct or (gaps and self.seqs[-1] < later.seqs[0]))
-            or len(self.seqs) + len(later.seqs) > RUN_LENGTH_MAX
-        ):
+        mine, theirs = self.seqs, later.seqs
+        if mine.stop == theirs.start and mine.step == 1 and theirs.step == 1:
+            if not self._join(later):
+                return False
+            self.seqs = range(mine.start, theirs.stop)
+            return True
+        if not gaps or mine[-1] >= theirs[0] or not self._join(later):
+            return False
+        self.seqs = seqs_of([*mine, *theirs])
+        return True
+
+    def _join(self, later: Run) -> bool:
+        """Append the columns of a run, if the two may be one; the positions are left to the caller."""
+        size = self.size + later.size
+        if size > RUN_BYTES_MAX or len(self.seqs) + len(later.seqs) > RUN_LENGTH_MAX:
+            return False
+        if self.redelivered != later.redelivered or self.waits_until != later.waits_until:
+            return False
+        if self.attempts != later.attempts or self.acquired != later.acquired:
+            return False
+        contents, more = self.contents, later.contents
+        if (contents is None) is not (more is None) or self.spilled is not later.spilled:
+            return False
+        if contents is None and (self.packed is not None or later.packed is not None):
             return False
         if self.heads is not None or later.heads is not None or self.head != later.head:
             if len(later.seqs) > MIXED_LENGTH_MAX and self.heads is None:
@@ -447,10 +457,11 @@ class Run:
             differ = True
         else:
             differ = False
+        attributes, others = self.attributes, later.attributes
         if (
             self.kinds is not None
             or later.kinds is not None
-            or not (self.attributes == later.attributes or self._alike(later))
+            or not (attributes is others or attributes == others or self._alike(later))
         ) and not self._join_kinds(later):
             return False
         if differ:
@@ -459,21 +470,51 @@ class Run:
             self.heads += later.heads if later.heads is not None else [later.head] * len(later.seqs)
         if self.deadlines is not None or later.deadlines is not None or self.expires_at != later.expires_at:
             self._join_deadlines(later)
-        if direct:
-            self.seqs = range(self.seqs.start, later.seqs.stop)
-        else:
-            self.seqs = seqs_of([*self.seqs, *later.seqs])
-        if self.contents is not None and later.contents is not None:
-            self.contents += later.contents
+        if contents is not None and more is not None:
+            contents += more
         elif self.sizes is not None and later.sizes is not None:
             self.sizes += later.sizes
-        self.size += later.size
-        if later.attributes.frame_bytes > self.attributes.frame_bytes:
+        self.size = size
+        if attributes is not others and others.frame_bytes > attributes.frame_bytes:
             if self.kinds is None:
-                self.attributes = later.attributes
+                self.attributes = others
             else:
-                self.attributes = self.attributes._replace(frame_bytes=later.attributes.frame_bytes)
+                self.attributes = attributes._replace(frame_bytes=others.frame_bytes)
         return True
+
+    def join_all(self, others: Iterable[Run]) -> Iterator[Run]:
+        """Join other runs, whose messages may lie between those of this one, as far as they may be one run;
+        yield the runs that are left, this one first. Positions ascend in each.
+        """
+        run, numbers = self, list(self.seqs)
+        for other in others:
+            if run.attributes.priority == other.attributes.priority and run._join(other):
+                numbers += other.seqs
+                # Only how many they are is asked until they are in order.
+                run.seqs = range(len(numbers))
+                continue
+            run._order(numbers)
+            yield run
+            run, numbers = other, list(other.seqs)
+        run._order(numbers)
+        yield run
+
+    def _order(self, numbers: list[int]) -> None:
+        """Put the messages, which have these positions, in their order."""
+        order = sorted(range(len(numbers)), key=numbers.__getitem__)
+        self.seqs = seqs_of([numbers[at] for at in order])
+        heads, deadlines, kinds, contents = self.heads, self.deadlines, self.kinds, self.contents
+        if heads is not None:
+            self.heads = [heads[at] for at in order]
+        if deadlines is not None:
+            self.deadlines = array("q", [deadlines[at] for at in order])
+        if kinds is not None:
+            self.kinds = bytearray([kinds[at] for at in order])
+        if contents is not None:
+            self.contents = [contents[at] for at in order]
+        elif self.sizes is not None:
+            sizes = self.sizes
+            self.sizes = array("I", [sizes[at] for at in order])
 
     def _alike(self, later: Run) -> bool:
         """Return whether the attributes differ at most in the frame size, of
