@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.empty import NO_LIST
 from quorum_queue.host import Peeked, QueueHost
-from quorum_queue.machine import codec
+from quorum_queue.machine import codec, positions
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import BURST_BYTES, Command, Machine
 from quorum_queue.machine.peeking import Look, Seen, peek
@@ -30,6 +30,8 @@ Delivery = tuple[Consumer, Run, int]
 
 #: One journal record has at most about this many bytes, so that paging in one does not stall the loop.
 RECORD_BYTES_MAX = 256 * 1024
+#: Positions further apart are read by themselves, without what is between them.
+NEAR: Final = 256
 #: Time for which pages are assumed to stay in the page cache, ms.
 KNOWN_MS: Final = 1_000
 #: Most runs of consumers that one relief looks at; many may be paged out already.
@@ -176,10 +178,11 @@ class Paging(QueueHost):
         spilled: list[tuple[int, int]] = []
         for run in runs:
             spans = durable if self.journalled and run.attributes.persistent else spilled
-            if spans and spans[-1][1] + 1 == run.seqs.start:
-                spans[-1] = spans[-1][0], run.seqs[-1]
-            else:
-                spans.append((run.seqs.start, run.seqs[-1]))
+            for seqs in positions.parts_of(run.seqs, NEAR):
+                if spans and spans[-1][1] + 1 == seqs.start:
+                    spans[-1] = spans[-1][0], seqs[-1]
+                else:
+                    spans.append((seqs.start, seqs[-1]))
         services = self.services
         waits = durable and not services.journal.warm(self.queue_id, durable, done)
         return bool(waits) + bool(spilled and not services.spill.warm(self.queue_id, spilled, done))
@@ -286,6 +289,15 @@ class Paging(QueueHost):
 
     def _read(self, wanted: Seqs, durable: bool) -> dict[int, bytes]:
         """Return the bodies at these positions, as many as the disk has."""
+        found: dict[int, bytes] = {}
+        for part in positions.parts_of(wanted, NEAR):
+            found.update(self._read_part(part, durable))
+        if len(found) < len(wanted):
+            self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
+        return found
+
+    def _read_part(self, wanted: Seqs, durable: bool) -> dict[int, bytes]:
+        """As `_read`, of positions that are near to one another; it reads all between them."""
         store = self.services.journal if durable else self.services.spill
         found: dict[int, bytes] = {}
         for record in store.read(self.queue_id, wanted[0], wanted[-1]):
@@ -303,8 +315,6 @@ class Paging(QueueHost):
                 )
             if record.count > 1:
                 self.services.pages.keep(self.queue_id, durable, Page(first, contents), len(record.payload))
-        if len(found) < len(wanted):
-            self._lose([seq for seq in wanted if seq not in found], "there is no record of them")
         return found
 
     def peek(self, look: Look, done: Peeked) -> None:

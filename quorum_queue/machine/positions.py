@@ -69,6 +69,20 @@ def seqs_of(numbers: list[int]) -> Seqs:
     return Positions(numbers)
 
 
+def parts_of(seqs: Seqs, near: int) -> list[Seqs]:
+    """Return positions in parts, so that within each the next one is at most `near` away."""
+    if not isinstance(seqs, Positions):
+        return [seqs]
+    numbers, start = list(seqs), 0
+    parts: list[Seqs] = []
+    for at in range(1, len(numbers)):
+        if numbers[at] - numbers[at - 1] > near:
+            parts.append(seqs_of(numbers[start:at]))
+            start = at
+    parts.append(seqs_of(numbers[start:]))
+    return parts
+
+
 def spans_of(numbers: list[int]) -> list[range]:
     """Return ascending positions as ranges of neighbours."""
     spans: list[range] = []
@@ -92,4 +106,4 @@ def ranges_of(seqs: Seqs) -> list[range]:
     return seqs.spans() if isinstance(seqs, Positions) else [seqs]
 
 
-__all__ = ["Positions", "Seqs", "merged", "ranges_of", "seqs_of", "spans_of"]
+__all__ = ["Positions", "Seqs", "merged", "parts_of", "ranges_of", "seqs_of", "spans_of"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from random import Random
+from typing import Any
 
 import hypothesis.strategies as st
 import pytest
@@ -18,6 +19,7 @@ from quorum_queue.machine.ready import Ready
 from quorum_queue.machine.run import RUN_LENGTH_MAX, Attributes, Run
 from quorum_queue.machine.settings import Settings
 from quorum_queue.machine.snapshots import snapshot
+from tests.quorum_queue.node import QueueNode, Receiver
 from tests.quorum_queue.test_message_memory import bytes_each, content
 from tests.quorum_queue.test_run import check, plain, runs, without_frame
 
@@ -109,3 +111,39 @@ def test_a_snapshot_has_runs_with_gaps_from_their_version_on() -> None:
         restored = snapshot.decode(snapshot.encode(machine))
         assert snapshot.digest(restored) == snapshot.digest(machine)
         assert [list(run.seqs) for _, run in restored.delayed.items()] == [list(run.seqs) for run in found]
+
+
+def test_bodies_far_from_one_another_are_read_without_those_between() -> None:
+    node, count, times = QueueNode(0), 4_000, 4
+    host = node.host(Settings(), journalled=True)
+    for number in range(count):
+        # Ten neighbours wait for one time, in a block of a thousand.
+        run = Run(range(1), [b"%d" % number], b"head", Attributes(True))
+        run.waits_until = 100 * (1 + number // 10 % times) if number % 1_000 < 10 * times else 1_000_000
+        host.submit(("enqueue", run, None, 0))
+    node.commit()
+    node.services.memory.relieve()
+    assert not any(run.in_memory for run in host.machine.delayed.runs())
+    read: list[int] = []
+    journal = node.services.journal
+    reads = journal.read
+
+    def counted(queue_id: int, first_seq: int, last_seq: int) -> list[Any]:
+        found = list(reads(queue_id, first_seq, last_seq))
+        read.append(sum(record.count for record in found))
+        return found
+
+    journal.read = counted  # type: ignore[method-assign]
+    receiver = Receiver()
+    host.submit(("attach", Consumer("c", no_ack=True, sink=receiver)))
+    for _ in range(times):
+        node.clock.now_ms += 100
+        host.wake()
+    expected = [
+        block + 10 * time + each
+        for time in range(times)
+        for block in range(0, count, 1_000)
+        for each in range(10)
+    ]
+    assert receiver.contents == [b"%d" % number for number in expected]
+    assert sum(read) <= 2 * len(expected)
