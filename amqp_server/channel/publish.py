@@ -639,6 +639,7 @@ def _give(
     count = len(contents)
     scheduled = route.publisher.broker.turn.scheduled
     own = len(targets) - 1 if last else -1
+    kinds = segment.kinds
     hosts: list[Recipient] = []
     for index, target in enumerate(targets):
         host = target.host
@@ -651,16 +652,16 @@ def _give(
             run = Run(range(count), given, route.head, segment.attributes, None, size)
         if segment.heads is not None:
             run.heads = segment.heads if index == own else segment.heads.copy()
-        if segment.kinds is not None:
+        if kinds is not None:
             segment.fill_kinds()
-            run.kinds, run.table = segment.kinds[:], segment.table
+            run.kinds, run.table = kinds[:], segment.table
         if segment.waits_until and (target.delays or always_waits(route)):
             now_ms = route.publisher.broker.services.queue_time.now_ms()
             # Not less: an alarm or a transaction may have held it back.
             run.waits_until = max(0, segment.waits_until - now_ms)
         if host.wants_ids:
             enqueue_named(host, run, origin, first, segment)
-        elif host.counts_bytes or (run.kinds is not None and not host.takes_kinds):
+        elif host.counts_bytes or (kinds is not None and not host.takes_kinds):
             enqueue_in_parts(host, run, origin, first)
         else:
             host.pending.append(("enqueue", run, origin, first))

@@ -52,24 +52,23 @@ def encode(runs: list[Run]) -> list[bytes]:
         assert run.contents is not None
         attributes = run.attributes
         routing = run.head if run.heads is None else b"".join(framed(head) for head in run.heads)
+        flags = _PERSISTENT if attributes.persistent else 0
+        if attributes.priority < 0:
+            flags |= _PRIORITY_ZERO
         if run.deadlines is not None:
-            version = VERSION_COLUMNS
+            version, flags = VERSION_COLUMNS, flags | _DEADLINES
             routing = packed(run.deadlines) + routing
         if run.kinds is not None and run.table is not None:
-            version = VERSION_COLUMNS
+            version, flags = VERSION_COLUMNS, flags | _KINDS
             routing = encode_kinds(run.kinds, run.table) + routing
         if run.waits_until:
-            version = max(version, VERSION_WAITS)
+            version, flags = max(version, VERSION_WAITS), flags | _WAITS
             routing = _TIME.pack(run.waits_until) + routing
         heads.append(
             _RUN.pack(
                 len(run.seqs),
                 run.heads is not None,
-                attributes.persistent
-                | (_PRIORITY_ZERO if attributes.priority < 0 else 0)
-                | (_WAITS if run.waits_until else 0)
-                | (_KINDS if run.kinds is not None else 0)
-                | (_DEADLINES if run.deadlines is not None else 0),
+                flags,
                 max(attributes.priority, 0),
                 -1 if attributes.ttl_ms is None else attributes.ttl_ms,
                 attributes.channel,
@@ -91,10 +90,12 @@ def size(run: Run) -> int:
     """Return how many bytes a run takes in a batch."""
     count = len(run.seqs)
     routing = len(run.head) if run.heads is None else sum(map(len, run.heads)) + 4 * count
-    columns = 0 if run.kinds is None or run.table is None else 1 + _KIND.size * len(run.table) + count
+    found = _RUN.size + routing + 4 * count + run.size
+    if run.kinds is not None and run.table is not None:
+        found += 1 + _KIND.size * len(run.table) + count
     if run.deadlines is not None:
-        columns += _TIME.size * count
-    return _RUN.size + routing + columns + 4 * count + run.size
+        found += _TIME.size * count
+    return found
 
 
 def head_size(run: Run, index: int) -> int:
@@ -213,7 +214,9 @@ def decode_kinds(
     different = block[0] if block else 0
     kinds_at = 1 + different * _KIND.size
     kinds = bytearray(block[kinds_at : kinds_at + count])
-    if not different or different > KINDS_MAX or len(kinds) < count or max(kinds) >= different:
+    if not count or not different or different > KINDS_MAX:
+        raise CodecError("a run has attributes for none of its messages, or too many different ones")
+    if len(kinds) < count or max(kinds) >= different:
         raise CodecError("the attributes of a run's messages do not fit together")
     table = [
         ATTRIBUTES[level](

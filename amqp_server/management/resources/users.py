@@ -71,10 +71,7 @@ async def user(call: Call) -> Any:
 
 
 class UserRequest(msgspec.Struct):
-    """A password, or a hash that RabbitMQ made, or an empty hash, with which no password login is possible.
-
-    If all are missing, the user keeps its password.
-    """
+    """A password, or a hash from RabbitMQ, or an empty one: no login by password. Without any, it stays."""
 
     password: str | None = None
     password_hash: str | None = None
