@@ -768,7 +768,7 @@ class LocalHost(DeadLettering):
                 for span in ranges_of(seqs):
                     services.spill.settle(self.queue_id, span)
         if scattered:
-            for span in merged(scattered):
+            for span in ranges_of(merged(scattered)):
                 services.journal.settle(self.queue_id, span)
             wrote = True
         return wrote

@@ -178,7 +178,7 @@ class Paging(QueueHost):
         spilled: list[tuple[int, int]] = []
         for run in runs:
             spans = durable if self.journalled and run.attributes.persistent else spilled
-            for seqs in positions.parts_of(run.seqs, NEAR):
+            for seqs in positions.near_together(run.seqs, NEAR):
                 if spans and spans[-1][1] + 1 == seqs.start:
                     spans[-1] = spans[-1][0], seqs[-1]
                 else:
@@ -290,7 +290,7 @@ class Paging(QueueHost):
     def _read(self, wanted: Seqs, durable: bool) -> dict[int, bytes]:
         """Return the bodies at these positions, as many as the disk has."""
         found: dict[int, bytes] = {}
-        for part in positions.parts_of(wanted, NEAR):
+        for part in positions.near_together(wanted, NEAR):
             found.update(self._read_part(part, durable))
         if len(found) < len(wanted):
             self._lose([seq for seq in wanted if seq not in found], "there is no record of them")

@@ -299,12 +299,8 @@ class Machine:
 
     def _end_waits(self, meta: Meta, effects: Effects) -> None:
         """Make messages ready whose wait is over."""
-        if self.version >= versions.KINDS:
-            runs = self.delayed.take(meta.now_ms, DUE_MAX)
-            count = sum([len(run.seqs) for run in runs])
-        else:
-            runs = self.delayed.take_runs(meta.now_ms, DUE_MAX)
-            count = len(runs)
+        by_runs = self.version < versions.KINDS
+        runs = self.delayed.take(meta.now_ms, DUE_MAX, by_runs=by_runs)
         if runs:
             fresh = [run for run in runs if run.waits_until]
             returned = [run for run in runs if not run.waits_until]
@@ -312,7 +308,8 @@ class Machine:
                 if self.frozen.active:
                     self.frozen.keep(run)
                 run.waits_until = 0
-            if fresh and self.version >= versions.KINDS and self.grouped is None:
+            count = len(runs) if by_runs else sum([len(run.seqs) for run in runs])
+            if fresh and not by_runs and self.grouped is None:
                 # Those that are due one after the other lie between one another.
                 fresh = list(fresh[0].join_all(fresh[1:]))
             for run in fresh:

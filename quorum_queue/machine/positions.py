@@ -1,4 +1,5 @@
-"""Positions of messages that are no range: what a consumer gets of a queue with message groups.
+"""Positions of messages that are no range: what a consumer gets of a queue with message groups, messages of
+one priority, and those that wait for the same time.
 
 Like a range they never change, and a part of them is one of its own. Their step is 0, so whoever asks whether
 the messages are neighbours, or are evenly apart, sees that they are not.
@@ -69,7 +70,7 @@ def seqs_of(numbers: list[int]) -> Seqs:
     return Positions(numbers)
 
 
-def parts_of(seqs: Seqs, near: int) -> list[Seqs]:
+def near_together(seqs: Seqs, near: int) -> list[Seqs]:
     """Return positions in parts, so that within each the next one is at most `near` away."""
     if not isinstance(seqs, Positions):
         return [seqs]
@@ -96,9 +97,9 @@ def spans_of(numbers: list[int]) -> list[range]:
     return spans
 
 
-def merged(several: Iterable[Positions]) -> list[range]:
-    """Return the positions of one or several runs, which lie between one another, as ranges of neighbours."""
-    return spans_of(sorted(chain.from_iterable(several)))
+def merged(several: Iterable[Positions]) -> Seqs:
+    """Return the positions of one or several runs, which lie between one another, in order."""
+    return seqs_of(sorted(chain.from_iterable(several)))
 
 
 def ranges_of(seqs: Seqs) -> list[range]:
@@ -106,4 +107,4 @@ def ranges_of(seqs: Seqs) -> list[range]:
     return seqs.spans() if isinstance(seqs, Positions) else [seqs]
 
 
-__all__ = ["Positions", "Seqs", "merged", "parts_of", "ranges_of", "seqs_of", "spans_of"]
+__all__ = ["Positions", "Seqs", "merged", "near_together", "ranges_of", "seqs_of", "spans_of"]

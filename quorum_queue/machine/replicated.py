@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from hashlib import blake2b
-from itertools import chain
 from typing import Any
 
 from quorum_queue.machine import versions
@@ -25,7 +24,7 @@ from quorum_queue.machine.entries import Batch, DecodedEntry, decode_entry, enco
 from quorum_queue.machine.locations import Locations
 from quorum_queue.machine.machine import DROPS_MAX, Machine, Meta
 from quorum_queue.machine.parts import TransactionId
-from quorum_queue.machine.positions import Positions, Seqs, seqs_of
+from quorum_queue.machine.positions import Positions, Seqs, merged
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import SEALED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -298,7 +297,7 @@ def _joined(runs: list[Run]) -> Iterator[Seqs]:
     if joined:
         yield joined
     if scattered:
-        yield seqs_of(sorted(chain.from_iterable(scattered)))
+        yield merged(scattered)
 
 
 def _gather(effects: Effects, own: Member, applied: Applied) -> None:

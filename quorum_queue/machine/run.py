@@ -44,9 +44,9 @@ class Run:
     `contents` holds one handle for each message (content frames as they travel), or None while the bodies are
     paged out; then `sizes` holds their lengths in bytes. `head` is the routing that all share; a mixed run
     has `heads`. All have the same attributes but where `kinds` says which of `table` each has; then
-    `attributes` has the largest frame of them, and what they never differ in: whether they are persistent,
-    and the priority level of the queue. All expire at `expires_at` but where `deadlines` has the time of
-    each; then none expires before `expires_at`.
+    `attributes` has the largest frame of them, and what they never differ in: whether they are persistent
+    and, once they are in a queue's order, their priority level. All expire at `expires_at` but where
+    `deadlines` has the time of each; then none expires before `expires_at`.
     """
 
     __slots__ = (
@@ -220,20 +220,7 @@ class Run:
         if which[-1] - which[0] == len(which) - 1:
             return self.part(which[0], which[-1] + 1)
         run = self._like(seqs_of([seqs[index] for index in which]))
-        heads, deadlines, kinds, contents = self.heads, self.deadlines, self.kinds, self.contents
-        if heads is not None:
-            run.heads = [heads[index] for index in which]
-        if deadlines is not None:
-            run.deadlines = array("q", [deadlines[index] for index in which])
-        if kinds is not None:
-            run.kinds, run.table = bytearray([kinds[index] for index in which]), self.table
-        if contents is not None:
-            run.contents = [contents[index] for index in which]
-            run.size = sum(map(len, run.contents))
-        elif self.sizes is not None:
-            sizes = self.sizes
-            run.sizes = array("I", [sizes[index] for index in which])
-            run.size = sum(run.sizes)
+        run._take_columns(self, which)
         return run
 
     def where(self, flags: bytes | bytearray, *, alike: bool = False) -> Run:
@@ -503,18 +490,24 @@ class Run:
         """Put the messages, which have these positions, in their order."""
         order = sorted(range(len(numbers)), key=numbers.__getitem__)
         self.seqs = seqs_of([numbers[at] for at in order])
-        heads, deadlines, kinds, contents = self.heads, self.deadlines, self.kinds, self.contents
+        self._take_columns(self, order)
+
+    def _take_columns(self, source: Run, which: list[int]) -> None:
+        """Take the columns of a run's messages with these indexes, in this order."""
+        heads, deadlines, kinds, contents = source.heads, source.deadlines, source.kinds, source.contents
         if heads is not None:
-            self.heads = [heads[at] for at in order]
+            self.heads = [heads[index] for index in which]
         if deadlines is not None:
-            self.deadlines = array("q", [deadlines[at] for at in order])
+            self.deadlines = array("q", [deadlines[index] for index in which])
         if kinds is not None:
-            self.kinds = bytearray([kinds[at] for at in order])
+            self.kinds, self.table = bytearray([kinds[index] for index in which]), source.table
         if contents is not None:
-            self.contents = [contents[at] for at in order]
-        elif self.sizes is not None:
-            sizes = self.sizes
-            self.sizes = array("I", [sizes[at] for at in order])
+            self.contents = [contents[index] for index in which]
+            self.size = sum(map(len, self.contents))
+        elif source.sizes is not None:
+            sizes = source.sizes
+            self.sizes = array("I", [sizes[index] for index in which])
+            self.size = sum(self.sizes)
 
     def _alike(self, later: Run) -> bool:
         """Return whether the attributes differ at most in the frame size, of

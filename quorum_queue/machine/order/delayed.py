@@ -77,8 +77,10 @@ class Delayed:
         if last.attributes.priority != run.attributes.priority or not last.absorb(run, gaps=gaps):
             runs.append(run)
 
-    def take(self, now_ms: int, most: int) -> list[Run]:
-        """Take messages that are due, at most so many, in the order of their times."""
+    def take(self, now_ms: int, most: int, *, by_runs: bool = False) -> list[Run]:
+        """Take messages that are due, at most so many, in the order of their times. `by_runs`: at most so
+        many runs.
+        """
         taken: list[Run] = []
         while most > 0:
             due_ms = self._times.first
@@ -87,9 +89,10 @@ class Delayed:
             runs = self._at[due_ms]
             whole = 0
             for run in runs:
-                if len(run.seqs) > most:
+                count = 1 if by_runs else len(run.seqs)
+                if count > most:
                     break
-                most -= len(run.seqs)
+                most -= count
                 whole += 1
             taken += runs[:whole]
             if whole == len(runs):
@@ -101,23 +104,6 @@ class Delayed:
                     self.keeper.keep(runs[0])
                 taken.append(runs[0].take(most))
             break
-        self._taken(taken)
-        return taken
-
-    def take_runs(self, now_ms: int, most: int) -> list[Run]:
-        """As `take`, at most so many runs."""
-        taken: list[Run] = []
-        while len(taken) < most:
-            due_ms = self._times.first
-            if due_ms is None or due_ms > now_ms:
-                break
-            runs = self._at[due_ms]
-            room = most - len(taken)
-            taken += runs[:room]
-            if len(runs) > room:
-                del runs[:room]
-            else:
-                self._forget(due_ms)
         self._taken(taken)
         return taken
 
