@@ -350,6 +350,25 @@ def test_what_was_published_together_is_deleted_together(talk: Talk) -> None:
     assert log.kept_from() == 200
 
 
+def test_only_what_retention_may_delete_is_a_gap(talk: Talk) -> None:
+    talk.step()
+    arguments = {"x-max-length-bytes": 6000, "x-stream-max-segment-size-bytes": 1000}
+    talk.done(talk.model.declare_queue(talk.channel, "s", "stream", arguments=arguments))
+    log = talk.model.queues["s"]
+    assert isinstance(log, Log)
+    for _ in range(10):
+        talk.publish("s", 8)
+    whole = [(copy.message.number - 1, copy.message.number) for copy in log.entries]
+    kept = log.kept_from()
+    assert 0 < kept < len(whole)
+    log.verify(whole)
+    # It was deleted while it was read.
+    log.verify(whole[:4] + whole[kept:])
+    log.verify(whole[:4] + whole[8:12] + whole[kept:])
+    with pytest.raises(Broken, match="gaps"):
+        log.verify(whole[: kept + 1] + whole[kept + 2 :])
+
+
 def test_of_two_messages_by_two_clients_either_may_be_the_latest_of_a_key(three: Talk) -> None:
     three.step()
     arguments = {"x-stream-compaction": "header:x-stream-key"}

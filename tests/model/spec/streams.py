@@ -253,9 +253,7 @@ class Log:
         if self.compacts:
             self._verify_compacted(numbers)
         else:
-            first = whole[0][0] if whole and self.retains else 0
-            if [offset for offset, _ in whole] != list(range(first, first + len(whole))):
-                raise Broken(f"{self.name}: offsets have gaps: {[offset for offset, _ in whole]}")
+            self._verify_offsets(whole)
             missing = [
                 c
                 for c in self.entries
@@ -270,6 +268,19 @@ class Log:
                 raise Broken(f"{self.name}: {one} was published before {two}, and comes after it")
         for reader in self.readers:
             self._verify_reader(reader, whole)
+
+    def _verify_offsets(self, whole: list[tuple[int, int]]) -> None:
+        """They have no gap but before the oldest message there is, which retention may delete up to while the
+        new reader is further back.
+        """
+        offsets = [offset for offset, _ in whole]
+        since = max((at for at, offset in enumerate(offsets) if offset != offsets[at - 1] + 1), default=0)
+        gone = {number for _, number in whole[:since]}
+        may_be_gone = self.retains and all(
+            not self.kept(copy) for copy in self.entries if copy.message.number in gone
+        )
+        if (gone and not may_be_gone) or (offsets and offsets[0] != 0 and not self.retains):
+            raise Broken(f"{self.name}: offsets have gaps: {offsets}")
 
     def _verify_reader(self, reader: Reader, whole: list[tuple[int, int]]) -> None:
         if not reader.got or self.compacts or self.retains:
