@@ -513,9 +513,7 @@ class ClusterHosts:
 
     def _begin_anew(self, queue: Queue, attempt: int, done: Callable[[], None]) -> None:
         queue_id = queue.queue_id
-        # With only two members, the other one would have no majority while this one is empty.
-        others = sum(name != self._groups.replicas.node for name in queue.members)
-        refill = attempt > 1 and others > len(queue.members) // 2 and self._groups.others_go_on(queue_id)
+        refill = attempt > 1 and self._groups.others_go_on(queue_id)
         if refill:
             self._groups.drop(queue_id)
         else:

@@ -9,12 +9,13 @@ reorders the commands of a client.
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from quorum_queue.cluster import frames, read_index
 from quorum_queue.ports import Origin
 from quorum_queue.raft.core import Raft
-from quorum_queue.raft.errors import TransferInProgress
+from quorum_queue.raft.errors import NotLeader, TransferInProgress
 from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import MEMBERS, NORMAL, PASSED_OVER, Entry
 
@@ -433,6 +434,12 @@ class Group:
             self.unreached = list(unreached[count:]) or ()
             for each in unreached[:count]:
                 each.answer(confirm=True)
+
+    def show_majority(self) -> None:
+        """As the leader: let a member that has stopped see whether the others commit entries without it."""
+        with suppress(NotLeader):
+            self.core.propose_empty()
+            self.replicas.touch(self)
 
     def answer_unreached(self, *, confirm: bool) -> None:
         """Answer now: this node will not learn any more whether all members have these messages."""

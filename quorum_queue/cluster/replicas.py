@@ -72,11 +72,11 @@ class Written:
 class Stopped:
     """A group that has stopped on this node, with its view of the other members' progress."""
 
-    __slots__ = ("applied", "heard_ms")
+    __slots__ = ("heard_ms", "last_index")
 
-    def __init__(self, applied: int) -> None:
-        self.applied = applied
-        #: When a leader last reported a commit beyond the last entry applied here.
+    def __init__(self, last_index: int) -> None:
+        self.last_index = last_index
+        #: When a leader last reported a commit beyond the last entry of this node's log.
         self.heard_ms = 0
 
 
@@ -217,10 +217,12 @@ class Replicas:
                     if peer != self.node:
                         self.post(group.id, Message(RESIGN, self.node, peer, group.core.term))
             self._leave_out(group)
-            self._stopped[group.id] = Stopped(group.applied)
+            self._stopped[group.id] = Stopped(group.core.log.last_index)
 
     def others_go_on(self, group_id: int) -> bool:
-        """Return whether the other members have gone beyond the entry at which a group stopped here."""
+        """Return whether the other members commit entries that this node never had: they are a majority
+        without this one, so it may begin again with an empty log.
+        """
         stopped = self._stopped.get(group_id)
         return stopped is not None and self.clock.monotonic_ms() - stopped.heard_ms < OTHERS_HEARD_MS
 
@@ -440,7 +442,7 @@ class Replicas:
 
     def _watch(self, stopped: Stopped, message: Message) -> None:
         # Only leaders send a commit.
-        if message.kind in (APPEND, COMMIT) and message.hint_term > stopped.applied:
+        if message.kind in (APPEND, COMMIT) and message.hint_term > stopped.last_index:
             stopped.heard_ms = self.clock.monotonic_ms()
 
     def _step(self, group: Group, message: Message) -> None:

@@ -247,6 +247,74 @@ def test_a_stopped_member_that_the_others_have_removed_drops_its_data() -> None:
     world.finish()
 
 
+def test_a_stopped_member_is_not_emptied_if_the_other_voters_are_no_majority() -> None:
+    """The topology has three members already; the group has two voters, and the third node is down."""
+    world = World()
+    client = world.clients["a"]
+    queue_id = world.place(client, "quorum/two", "ab")
+    world.lead("a", queue_id)
+    world.crash(world.nodes["c"])
+    change = SetMembers("/", "quorum/two", queue_id, ("a", "b", "c"), "a")
+    world.nodes["a"].turn.run(world.nodes["a"].broker.propose, change)
+    world.ticks(20)
+    plants_of(world.nodes["b"].cluster.replicas).plant(queue_id, 2, after=False)
+    world.publish(client, "quorum/two")
+    world.wait(lambda: bool(world.stopped("b")))
+    replicas = world.nodes["b"].cluster.replicas
+    groups = replicas.groups
+    client.publish("quorum/two")
+    while plants_of(replicas).left[queue_id] or queue_id not in groups:
+        # The leader tells how far it has come.
+        world.ticks(1)
+    assert not groups[queue_id].core.amnesiac
+    leader = world.nodes["a"]
+    world.crash(leader)
+    for name in "ac":
+        world.start(world.nodes[name])
+    world.settle()
+    world.finish()
+
+
+def test_two_members_that_fail_again_and_again_are_not_both_emptied() -> None:
+    world = World()
+    client = world.clients["a"]
+    for name in "bc":
+        world.plant(name, 2)
+    client.publish("quorum/bad")
+    world.wait(lambda: bool(world.stopped("b") and world.stopped("c")))
+    client.publish("quorum/bad")
+    while any(plants_of(world.nodes[name].cluster.replicas).left[world.queue_id] for name in "bc"):
+        world.ticks(1)
+    world.wait(lambda: bool(world.group("b") and world.group("c")))
+    world.crash(world.nodes["a"])
+    world.start(world.nodes["a"])
+    world.settle()
+    world.finish()
+
+
+def test_a_member_that_fails_again_is_emptied_and_filled_by_a_majority(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Nobody uses the queue meanwhile."""
+    world = World()
+    node = world.nodes["b"]
+    emptied: list[int] = []
+    drop = node.parts.groups.drop
+
+    def dropped(group_id: int) -> None:
+        emptied.append(group_id)
+        drop(group_id)
+
+    monkeypatch.setattr(node.parts.groups, "drop", dropped)
+    world.plant("b", 2)
+    world.publish(world.clients["a"], "quorum/bad")
+    world.ticks(ALL_PAUSES_TICKS)
+    world.settle()
+    assert emptied == [world.queue_id]
+    assert world.stopped("b") == []
+    world.finish()
+
+
 WAYS = ["step", "in_contact", "lost_contact", "tick", "written", "propose"]
 
 

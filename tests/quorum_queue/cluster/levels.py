@@ -28,7 +28,7 @@ def check_reached(group: Group, index: int, members: Mapping[str, Replicas | Non
     leadership = core.leadership
     if leadership is None:
         raise Violation(f"{core.node} says what the members of group {group.id} have, and leads nothing")
-    having = 0
+    having = may_have = 0
     for name in core.members.voters:
         replicas = members.get(name)
         own = None if replicas is None else replicas.groups.get(group.id)
@@ -37,11 +37,14 @@ def check_reached(group: Group, index: int, members: Mapping[str, Replicas | Non
             having += 1
         elif own is not None and (peer is None or peer.contact) and not own.core.amnesiac:
             raise Violation(f"{name} is in reach and has not {index}, {core.node} says that all have it")
-        else:
+        elif peer is None or peer.match >= index:
             # This member is or was down, nobody reaches it, or its disk is damaged: its earlier answer
             # counts.
-            having += peer is None or peer.match >= index
-    if 2 * having <= len(core.members.voters):
+            having += 1
+        elif not peer.match:
+            # If it answered, then an earlier leader.
+            may_have += 1
+    if 2 * (having + may_have) <= len(core.members.voters):
         raise Violation(f"{core.node} says that all have {index}, and no majority has")
 
 
