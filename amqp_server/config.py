@@ -784,7 +784,7 @@ class Config:
         high=64 * GIB,
     )
     stream_compression: str = option(
-        "none",
+        "lz4",
         "Compression of streams declared without x-stream-compression.",
         choices=("zstd", "lz4", "none"),
     )

@@ -69,6 +69,10 @@ logger = logging.getLogger("mqd.streams")
 
 T = TypeVar("T")
 
+#: After so many batches that did not become smaller, one of as many is tried; small ones, which take no time,
+#: tell nothing and are all tried.
+_TRIED_EACH = 8
+_TELLING_BYTES = 4096
 _FIRST, _CLEAN, _SOUND = "first", "compacted", "sound"
 #: An offset and its checksum.
 _NOTE = struct.Struct(">QI")
@@ -95,6 +99,8 @@ class StreamLog(SegmentReader):
         #: A segment of this size gets no more messages.
         self.segment_bytes = segment_bytes
         self._codec = codec
+        #: Number of batches since the last one that became smaller.
+        self._unchanged = 0
         self._names = NamesFile(files, directory, keeper) if keeper is not None else None
         self.writing = Writing()
         #: Messages before this offset were deleted on purpose: that is no damage.
@@ -183,7 +189,7 @@ class StreamLog(SegmentReader):
         if not segments:
             self.files.make(self.directory)
         if self._codec != NONE:
-            stored = [_compressed(each, self._codec) for each in stored]
+            stored = [self._compressed(each) for each in stored]
         parts: list[Stored] = []
         for each in stored:
             last = segments[-1] if segments else None
@@ -205,6 +211,20 @@ class StreamLog(SegmentReader):
         self.segments = tuple(segments)
         if self._names is not None:
             self._names.add([NamedBatch(each.stop, each.time_ms, each.names) for each in stored])
+
+    def _compressed(self, stored: Stored) -> Stored:
+        """Return the batch compressed, or as it is if that does not pay. Behind many for which it did not
+        pay, such as images, only some are tried.
+        """
+        if stored.size >= _TELLING_BYTES:
+            self._unchanged += 1
+            if self._unchanged > _TRIED_EACH and self._unchanged % _TRIED_EACH:
+                return stored
+        parts = batches.compressed(stored.parts, self._codec)
+        if parts is stored.parts:
+            return stored
+        self._unchanged = 0
+        return stored._replace(parts=parts, size=sum(map(len, parts)))
 
     def _write(self, segment: Segment, writing: Writing, stored: list[Stored]) -> Writing:
         """Write the batches at the end of a segment, and return the segment with them."""
@@ -448,11 +468,6 @@ class StreamLog(SegmentReader):
         except OSError as error:
             if error.errno not in FULL:
                 raise
-
-
-def _compressed(stored: Stored, codec: str) -> Stored:
-    parts = batches.compressed(stored.parts, codec)
-    return stored._replace(parts=parts, size=sum(map(len, parts)))
 
 
 __all__ = [

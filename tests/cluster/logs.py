@@ -37,7 +37,11 @@ PREFETCH = 100
 #: This many successive messages have one topic: a batch of the publisher.
 NEIGHBOURS = 2
 #: Small segments, so that they are rolled, trimmed and compacted all the time.
-STREAM: dict[str, Any] = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
+STREAM: dict[str, Any] = {
+    "x-queue-type": "stream",
+    "x-stream-max-segment-size-bytes": 16_384,
+    "x-stream-compression": "none",
+}
 TRIMMED = {"x-max-length-bytes": 60_000}
 COMPACTED = {"x-stream-compaction": "header:key"}
 PACKED = {"x-stream-compression": "zstd"}

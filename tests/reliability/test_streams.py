@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import threading
@@ -25,6 +26,11 @@ OPTIONS = ("--stream-flush-ms", "50", "--stream-flush-bytes", "65536", "--stream
 
 def url(port: int) -> str:
     return f"amqp://guest:guest@127.0.0.1:{port}/"
+
+
+def noise() -> bytes:
+    """Bytes that compression does not make smaller, so that there are several segments."""
+    return os.urandom(1000).hex().encode()
 
 
 class Publisher:
@@ -51,7 +57,7 @@ class Publisher:
             channel.queue_declare(STREAM, durable=True, arguments={"x-queue-type": "stream"})
             channel.confirm_delivery()
             while not self._end.is_set():
-                channel.basic_publish("", STREAM, b"%d " % self.confirmed + bytes(2000), mandatory=True)
+                channel.basic_publish("", STREAM, b"%d " % self.confirmed + noise(), mandatory=True)
                 self.confirmed += 1
             connection.close()
 

@@ -316,7 +316,11 @@ def test_with_available_now_a_stream_that_was_declared_anew_is_no_end(
 
 
 def test_gaps_of_compaction_are_no_loss(mqd_url: str, mqd_peer: Peer, name: Name) -> None:
-    arguments = {"x_stream_compaction": "header:key", "x_stream_max_segment_size_bytes": 20_000}
+    arguments = {
+        "x_stream_compaction": "header:key",
+        "x_stream_max_segment_size_bytes": 20_000,
+        "x_stream_compression": "none",
+    }
     stream = stream_of(mqd_peer, name(), **arguments)
     mqd_peer.channel.tx_select()
     for number in range(400):

@@ -22,7 +22,8 @@ from tests.amqp_server.cluster.conftest import SMALL
 from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, QUORUM, Ring, publish
 from tests.reliability.node import Node, wait_until
 
-STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384}
+#: Uncompressed, so that there are several segments.
+STREAM = {"x-queue-type": "stream", "x-stream-max-segment-size-bytes": 16_384, "x-stream-compression": "none"}
 PADDING = bytes(200)
 
 
@@ -684,7 +685,7 @@ def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
         for body in numbers(0, 300):
             channel.basic_publish("", "brought", body)
         channel.tx_commit()
-        table: dict[str, Any] = {"x-partitions": 2, "x-deduplication": True}
+        table: dict[str, Any] = {"x-partitions": 2, "x-deduplication": True, "x-stream-compression": "none"}
         channel.exchange_declare("orders", "x-super-stream", durable=True, arguments=table)
         orders = [
             (f"key {number}", numbers(number, number + 1)[0], {"x-deduplication-id": f"order {number}"})

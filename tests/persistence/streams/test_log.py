@@ -3,6 +3,7 @@ served.
 """
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,35 @@ def test_batches_that_are_read_keep_no_more_memory_than_they_count_as(wanted: Wa
         kept = sum([len(source) for source in sources.values()])
         assert kept <= 1.4 * sum(found.size for found in read.batches)
         offset, place = read.place.offset, read.place
+
+
+def test_few_of_the_batches_that_do_not_become_smaller_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once one becomes smaller, all that follow are tried again; small ones always are."""
+    tried: list[int] = []
+    compressed = batches.compressed
+
+    def noted(parts: Sequence[bytes], codec: str) -> Sequence[bytes]:
+        tried.append(batches.decode_head(parts[0]).base)
+        return compressed(parts, codec)
+
+    monkeypatch.setattr(batches, "compressed", noted)
+    log = StreamLog(CrashingFiles(), HERE, 1 << 20, codec="lz4")
+    log.open(0)
+    random_bytes = random.Random(1).randbytes
+    bodies: list[bytes] = [random_bytes(9_000) for _ in range(100)]
+    bodies += [b"text " * 2_000 for _ in range(20)]
+    bodies += [random_bytes(600) for _ in range(30)]
+    for base, body in enumerate(bodies):
+        parts = batches.encode(base, base, [Shape(1, len(body), 1, 2, 3)], body, [None], [])
+        log.append([Stored(base, base + 1, base, parts, sum(map(len, parts)))])
+    assert tried[:8] == list(range(8))
+    assert 16 < len([base for base in tried if base < 100]) < 24
+    first_text = min(base for base in tried if base >= 100)
+    assert first_text < 108
+    assert [base for base in tried if base >= first_text] == list(range(first_text, 150))
+    read = log.read(0, None, None)
+    assert [bytes(each.items) for each in read.batches] == bodies[: len(read.batches)]
+    assert log.size < 100 * 9_100 + 8 * 10_100 + 30 * 700 + 12 * 1_000
 
 
 def test_what_was_appended_is_read_from_every_offset() -> None:
