@@ -24,6 +24,10 @@ class Partition(NamedTuple):
         return f"partition {self.number} of stream '{self.stream}'"
 
 
+#: The key of the offsets at which a query began, in the offset at which its first micro-batch ends: no stream
+#: has this name.
+BEGAN = ""
+
 #: A range ends before its end.
 Offsets = dict[Partition, int]
 #: Offsets of one task of a batch read, unless an option says otherwise.
@@ -42,12 +46,14 @@ class Range:
         return self.end - self.start
 
 
-def to_json(offsets: Mapping[Partition, int]) -> dict[str, Any]:
-    """Return offsets as the Kafka source has them: by the stream's name and the partition's number."""
+def to_json(offsets: Mapping[Partition, int], began: Mapping[Partition, int] | None = None) -> dict[str, Any]:
+    """Return offsets as the Kafka source has them, by the stream's name and the partition's number; and where
+    the query began if this is the end of its first micro-batch.
+    """
     by_stream: dict[str, dict[str, int]] = {}
     for partition in sorted(offsets):
         by_stream.setdefault(partition.stream, {})[str(partition.number)] = offsets[partition]
-    return by_stream
+    return by_stream if began is None else by_stream | {BEGAN: to_json(began)}
 
 
 def from_json(offset: Mapping[str, Any]) -> Offsets:
@@ -56,6 +62,7 @@ def from_json(offset: Mapping[str, Any]) -> Offsets:
         return {
             Partition(stream, int(number)): int(value)
             for stream, numbers in offset.items()
+            if stream != BEGAN
             for number, value in numbers.items()
         }
     except (AttributeError, TypeError, ValueError):
@@ -63,6 +70,11 @@ def from_json(offset: Mapping[str, Any]) -> Offsets:
             f"the checkpoint was written by another source: {offset!r} is not an offset of a stream of "
             "format amqp"
         ) from None
+
+
+def began_at(offset: Mapping[str, Any]) -> Offsets | None:
+    """Return where the query began if its first micro-batch ends at this offset. Raises BadCheckpoint."""
+    return from_json(offset[BEGAN]) if BEGAN in offset else None
 
 
 def resolved(option: str, given: option_values.Offsets, first: Offsets, following: Offsets) -> Offsets:
@@ -140,7 +152,7 @@ def cut(start: Offsets, end: Offsets, least: int | None, longest: int | None = N
     more.
     """
     whole = [Range(partition, start[partition], end[partition]) for partition in sorted(end)]
-    whole = [each for each in whole if len(each) > 0]
+    whole = [each for each in whole if each.start < each.end]
     counts = [1 if longest is None else -(-len(each) // longest) for each in whole]
     due = min(least or 0, sum(map(len, whole))) - sum(counts)
     # Each time, cut the range with the longest parts once more.

@@ -39,6 +39,7 @@ from spark_sink.streams.offsets import (
     Partition,
     Range,
     available,
+    began_at,
     cut,
     from_json,
     limited,
@@ -178,6 +179,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._opened: Probe | None = None
+        #: Where the query began; None if it goes on from a checkpoint.
+        self._initial: Offsets | None = None
         #: `availableNow`: where to stop.
         self._target: Offsets | None = None
         #: Since when a partition ends before offsets that were read from it.
@@ -200,7 +203,10 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
-        return to_json(starts(self._options, self._probe, "latest")[0])
+        # Spark asks twice, for the first plan and for its tasks; what came in between belongs to the query.
+        if self._initial is None:
+            self._initial = starts(self._options, self._probe, "latest")[0]
+        return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
         most = self._options.max_offsets_per_trigger
@@ -234,13 +240,17 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 time.sleep(IDLE_S if self._probe.counts else IDLE_LOOK_S)
             return start
         self._few_since = None
-        return to_json(end)
+        # A query that dies in its first micro-batch has nothing else in its checkpoint.
+        return to_json(end, before if before == self._initial else None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
         return to_json(self._latest) if self._latest else None
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        before, after = from_json(start), self._checked(from_json(end), set(self._probe.partitions()))
+        before = began_at(end)
+        if before is None:
+            before = from_json(start)
+        after = self._checked(from_json(end), set(self._probe.partitions()))
         begin = {partition: before.get(partition, 0) for partition in after}
         options = self._options
         ranges = cut(begin, after, options.min_partitions, options.max_records_per_partition)

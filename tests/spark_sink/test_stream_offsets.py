@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 from spark_sink.option_values import BadOption
 from spark_sink.options import query_options, read_options, sink_options, source_options
 from spark_sink.source.offsets import BadCheckpoint
-from spark_sink.streams.offsets import Offsets, Partition, Range, cut, from_json, limited, resolved, to_json
+from spark_sink.streams.offsets import (
+    Offsets,
+    Partition,
+    Range,
+    began_at,
+    cut,
+    from_json,
+    limited,
+    resolved,
+    to_json,
+)
 
 partitions = st.dictionaries(
     st.builds(Partition, st.sampled_from(["orders", "events"]), st.integers(0, 20)),
@@ -66,6 +76,10 @@ def test_a_checkpoint_names_its_streams_as_that_of_the_kafka_source() -> None:
     assert json.dumps(to_json(offsets)) == '{"a": {"10": 1}, "b": {"0": 7, "1": 5}}'
     assert from_json(to_json(offsets)) == offsets
     assert from_json({}) == {}
+    began = {Partition("b", 0): 2}
+    assert to_json(offsets, began) == to_json(offsets) | {"": {"b": {"0": 2}}}
+    assert from_json(to_json(offsets, began)) == offsets
+    assert (began_at(to_json(offsets, began)), began_at(to_json(offsets))) == (began, None)
     for other in ({"queue": "orders", "count": 3}, {"a": {"x": 1}}, {"a": {"1": "x"}}, {"a": [1]}):
         with pytest.raises(BadCheckpoint, match="written by another source"):
             from_json(other)
