@@ -42,6 +42,8 @@ PART_BYTES_MAX = 256 * 1024
 #: Queues that are listed for one open transaction, and runs of its messages and acks that are looked at for
 #: that.
 PARTICIPANTS_MAX, LOOKED_AT_MAX = 100, 1_000
+#: Of queues that refuse messages above their limit.
+REFUSING = ("reject-publish", "reject-publish-dlx")
 #: The beginning of the answer to a commit that was refused as a whole.
 NOTHING_DONE = "partial tx completion: nothing was done"
 
@@ -233,13 +235,25 @@ class Transaction:
     @property
     def is_prepared(self) -> bool:
         """True if each queue gets its part first, and one decision lets all parts take effect: not all queues
-        are in this node's journal. See prepared_commit.
+        are in this node's journal, or one of them may refuse its part. See prepared_commit.
         """
         if not self._channel.broker.transactions.available:
             return False
         hosts = list(self._hosts())
         in_one_log = all(host.in_journal for host in hosts) and self.producer is None
-        return not in_one_log and all(host.takes_parts or not host.is_queue for host in hosts)
+        if in_one_log and not self._may_be_refused():
+            return False
+        return all(host.takes_parts or not host.is_queue for host in hosts)
+
+    def _may_be_refused(self) -> bool:
+        """Whether one of its queues refuses messages above a limit."""
+        queues = self._channel.vhost.queues
+        for segment in self.segments:
+            for target in segment.route.targets:
+                queue = queues.get(target.name)
+                if queue is not None and queue.effective.overflow in REFUSING:
+                    return True
+        return False
 
     def _hosts(self) -> Iterator[Recipient]:
         """The hosts of all its queues."""

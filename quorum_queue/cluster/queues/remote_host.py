@@ -78,7 +78,8 @@ class RemoteHost(DeferredHost):
         self._version = version
         #: The node that last said that it does not serve the queue.
         self._avoid = ""
-        #: Numbers of the last batch sent, and of the last one with all its answers.
+        #: Numbers of the last batch sent, and of the last one with all its answers. They are tokens: the home
+        #: may still answer batches of an earlier host of this node.
         self._last_sent = self._answered_to = 0
         #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
@@ -154,7 +155,7 @@ class RemoteHost(DeferredHost):
             # Its answer says how full the queue is.
             self.pending.append(("touch",))
         for commands in cut(self._outgoing(), FRAME_BYTES):
-            self._last_sent += 1
+            self._last_sent = self._token()
             batch = encode_batch(self._node, self._incarnation, self._last_sent, commands, levels=True)
             if not home or not self._links.send(home, frames.queue(self.queue_id, batch)):
                 self._end(self._down())
@@ -264,7 +265,7 @@ class RemoteHost(DeferredHost):
     def hand_over(self, to: DeferredHost, *, failed: bool = False) -> None:
         if self._session and self._sinks:
             commands = [("detach", key, True) for key in self._sinks]
-            self._last_sent += 1
+            self._last_sent = self._token()
             batch = encode_batch(self._node, self._incarnation, self._last_sent, commands)
             self._links.send(self._session, frames.queue(self.queue_id, batch))
         super().hand_over(to, failed=failed)
@@ -332,9 +333,10 @@ class RemoteHost(DeferredHost):
                     self.link_down(self._session)
             elif kind == events.DONE:
                 self._stats = events.Stats(*event[2:])
-                self._answered_to = event[1]
-                self._passed(event[1])
-                self._look_whether_drained()
+                if event[1] <= self._last_sent:
+                    self._answered_to = event[1]
+                    self._passed(event[1])
+                    self._look_whether_drained()
             else:
                 raise frames.FrameError(f"an event of kind {kind}")
         if self._unconfirmed_barriers:

@@ -86,6 +86,32 @@ def test_a_full_queue_refuses_all_of_it(places: tuple[Ring, list[str]]) -> None:
         assert (method.redelivered, body) == (True, b"first")
 
 
+@pytest.mark.parametrize("overflow", ["reject-publish", "reject-publish-dlx"])
+def test_a_full_queue_of_the_clients_own_node_refuses_all_of_it(
+    places: tuple[Ring, list[str]], overflow: str
+) -> None:
+    """Its messages and acks are in one journal."""
+    ring, _ = places
+    name = f"tx own {overflow}"
+    with ring.connection("n2") as connection:
+        channel = connection.channel()
+        channel.queue_declare(name, durable=True, arguments={"x-max-length": 2, "x-overflow": overflow})
+        channel.tx_select()
+        channel.basic_publish("", name, b"first", PERSISTENT)
+        channel.tx_commit()
+        tag = channel.basic_get(name)[0].delivery_tag
+        for _ in range(3):
+            channel.basic_publish("", name, b"too many", PERSISTENT)
+        channel.basic_ack(tag)
+        with pytest.raises(ChannelClosedByBroker, match="partial tx completion: nothing was done") as closed:
+            channel.tx_commit()
+        assert closed.value.reply_code == 406
+        again = connection.channel()
+        assert ready(again, name) == 1
+        method, _, body = again.basic_get(name, auto_ack=True)
+        assert (method.redelivered, body) == (True, b"first")
+
+
 def test_a_group_reads_each_message_once(places: tuple[Ring, list[str]]) -> None:
     ring, queues = places
     group = {"x-queue-type": "stream-group", "x-stream": queues[3], "x-stream-offset": "first"}
