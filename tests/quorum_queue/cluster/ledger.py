@@ -101,6 +101,9 @@ class Ledger:
         self.picked: dict[int, None] = {}
         self.overtaken: dict[int, int] = {}
         self.ranks: dict[int, int] = {}
+        #: Whether the queue has message groups, and what consumers had when it began with that.
+        self.groups = False
+        self.before_groups: dict[int, None] = {}
         self.dead_lettering: dict[int, None] = {}
         self.last_new: dict[int, int] = {}
         #: Dead letters that were taken: their queues and positions there.
@@ -355,15 +358,20 @@ class Ledger:
             for run in effects.settled[starts[2] :]:
                 given.update(dict.fromkeys(run.seqs))
         new: list[int] = []
+        deliveries = effects.deliveries[starts[1] :]
+        if command is not None and command[0] == "get":
+            # The machine may still know the getter by what it asked for before.
+            deliveries = [(command[1], run, first_id) for _, run, first_id in deliveries]
         if command is not None and verb == "configure":
             self.paused = command[1].deliveries_paused, command[1].publishes_paused
-        elif self.paused[0] and not all(
-            consumer.position for consumer, _, _ in effects.deliveries[starts[1] :]
-        ):
+        elif self.paused[0] and not all(consumer.position for consumer, _, _ in deliveries):
             raise self.fail(f"{verb or 'the end of an entry'} hands out messages while deliveries are paused")
         if len(effects.refused) > refused and self.paused[1]:
             self.note("refused by a paused queue")
-        for consumer, run, first_id in effects.deliveries[starts[1] :]:
+        if self.machine.grouped is not None and not self.groups:
+            self.groups = True
+            self.before_groups = dict.fromkeys(self.holder)
+        for consumer, run, first_id in deliveries:
             self._hand(consumer, run, first_id, new, given)
             if consumer.no_ack:
                 given.update(dict.fromkeys(run.seqs))
@@ -554,7 +562,7 @@ class Ledger:
             if other == seq or group_of_body(self.bodies[other]) != group or other in self.dead_lettering:
                 continue
             if other in self.holder:
-                if self.holder[other][0] != consumer.key:
+                if self.holder[other][0] != consumer.key and other not in self.before_groups:
                     raise self.fail(
                         f"message {seq} is handed to {consumer.key}, and {self.holder[other][0]} has its group"
                     )
