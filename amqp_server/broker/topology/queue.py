@@ -258,8 +258,10 @@ class Queue:
             # Its lease begins anew when the protection is lifted.
             return
         parts = self.vhost.parts
-        if self.members and parts.hosts.leader(self) != parts.replication.node:
-            # Only the leader knows of all uses; this node was the leader once.
+        decides = parts.hosts.leader(self) if self.members else self.node
+        if parts.replication.clustered and decides != parts.replication.node:
+            # Only the leader, or the home, knows of all uses. This node was the leader once, or has heard of
+            # a change of the queue.
             return
         ends_at = self.last_used_ms + expires_ms
         if parts.clock.monotonic_ms() >= ends_at:

@@ -671,6 +671,23 @@ def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
     scene.finish()
 
 
+def test_a_leased_queue_is_given_up_by_its_home_only() -> None:
+    """Other nodes hear that it was paused, and of no use."""
+    scene = Scene()
+    client = scene.client("a")
+    queue_id = scene.declare(client, "classic lease")
+    paused = operations.PauseQueue("/", "classic lease", queue_id, deliveries=False, publishes=True)
+    scene.propose("b", paused)
+    for _ in range(8):
+        scene.ticks(15)
+        client.declare("classic lease")
+        scene.wait_for(client)
+    assert client.queue_id("classic lease") == queue_id
+    scene.ticks(80)
+    assert not client.queue_id("classic lease")
+    scene.finish()
+
+
 def test_a_lease_goes_by_the_clock_of_its_leader_though_the_last_one_was_ahead() -> None:
     """The queue's time continues from where the last leader left it."""
     scene = Scene(rates={"a": 1.0, "b": 1.5, "c": 1.0})
