@@ -179,7 +179,20 @@ class Raft:
 
     def may_campaign(self) -> bool:
         # A leader must be able to send and apply all its entries, and know the last members in its log.
-        return not self.amnesiac and not self.has_holes and self.node in self.members.voters
+        return not self.amnesiac and not self.has_holes and self._may_be_needed()
+
+    def _may_be_needed(self) -> bool:
+        """Whether this member is a voter, or was one before a change that may not be committed: then a
+        majority of the voters left may need its log, which has that change (thesis 4.2.2).
+        """
+        if self.node in self.members.voters:
+            return True
+        return self.members_index > self.commit and self.node in self.members_at(self.commit).voters
+
+    def _electors(self) -> tuple[str, ...]:
+        """The voters, and this member if it may campaign without being one."""
+        voters = self.members.voters
+        return voters if self.node in voters else (*voters, self.node)
 
     # -- time and contact ------------------------------------------------------------------------------------
 
@@ -217,13 +230,13 @@ class Raft:
         lost, self.leader = self.leader, ""
         self.elapsed = 0
         if self.may_campaign():
-            voters = self.members.voters
+            voters = self._electors()
             self.timeout = lost_timeout(self.options, self.node, voters, lost, self.group, self.term)
 
     def restart_clock(self) -> None:
         self.elapsed = 0
         if self.may_campaign():
-            voters = self.members.voters
+            voters = self._electors()
             self.timeout = election_timeout(
                 self.options, self.node, voters, self.group, self.term, self.attempt
             )

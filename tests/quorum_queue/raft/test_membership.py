@@ -71,6 +71,28 @@ def test_a_learner_becomes_a_voter() -> None:
     assert group["a"].commit < index
 
 
+def test_a_voter_that_is_left_out_by_an_entry_that_only_it_has_gets_it_committed() -> None:
+    """The other one cannot win against its log, which is longer."""
+    group = Group("ab")
+    group.elect("a")
+    group.propose("a", b"x")
+    group["a"].propose_members(members("a"))
+    group.settle(synced="b")
+    group.crash("a")
+    group.restart("a")
+    assert (group["a"].last_index + 1, group["b"].members.voters) == (group["b"].last_index, ("a",))
+    group.tick_all(12 * OPTIONS.election_ticks)
+    assert group.leaders() == ["a"]
+    assert group["a"].members.voters == group["b"].members.voters == ("a",)
+    group.propose("a", b"y")
+    assert group.applied("a") == [b"x", b"y"]
+    # It is no voter any more, and leaves the others alone.
+    term = group["a"].term
+    group.disconnect("a", "b")
+    group.tick_all(12 * OPTIONS.election_ticks)
+    assert (group["b"].role, group["a"].term) == (FOLLOWER, term)
+
+
 def test_members_change_one_by_one() -> None:
     group = Group("abc", others="de")
     group.elect("a")
