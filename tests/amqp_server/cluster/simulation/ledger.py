@@ -235,7 +235,10 @@ class Ledger:
         operation = operations.decode(proposal.operation) if isinstance(proposal, Change) else None
         if not isinstance(operation, operations.DeleteQueue) or operation.queue_id in self.asked:
             return
-        queue = node.broker.vhost(operation.vhost).queues[operation.name]
+        queue = node.broker.vhost(operation.vhost).queues.get(operation.name)
+        if queue is None or queue.queue_id != operation.queue_id:
+            # It is gone already.
+            return
         if queue.parsed.expires_ms is None or queue.node in self.forgotten:
             return
         self.note("leases over")
