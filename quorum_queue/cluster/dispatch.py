@@ -89,4 +89,4 @@ class Dispatch:
         host = self._hosts.grouped.get(queue_id)
         if host is not None and host.group.is_leader:
             self._contain(host, host.let_go, peer, incarnation)
-            self._contain(host, host.group.show_majority)
+            self._contain(host, host.group.show_majority, peer)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 from quorum_queue.cluster import frames, read_index
 from quorum_queue.ports import Origin
 from quorum_queue.raft.core import Raft
-from quorum_queue.raft.errors import NotLeader, TransferInProgress
+from quorum_queue.raft.errors import TransferInProgress
 from quorum_queue.raft.members import Members
 from quorum_queue.raft.messages import MEMBERS, NORMAL, PASSED_OVER, Entry
 
@@ -435,10 +435,11 @@ class Group:
             for each in unreached[:count]:
                 each.answer(confirm=True)
 
-    def show_majority(self) -> None:
+    def show_majority(self, peer: str) -> None:
         """As the leader: let a member that has stopped see whether the others commit entries without it."""
-        with suppress(NotLeader):
-            self.core.propose_empty()
+        if self.core.leadership is not None:
+            with suppress(TransferInProgress):
+                self.core.leadership.show_majority(peer)
             self.replicas.touch(self)
 
     def answer_unreached(self, *, confirm: bool) -> None:

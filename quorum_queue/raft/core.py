@@ -252,14 +252,6 @@ class Raft:
         """Return the index of the entry. Raises NotLeader."""
         return self._leading().propose(NORMAL, data)
 
-    def propose_empty(self) -> None:
-        """Append an empty entry if there is none that is not committed. Its commit shows a member that has
-        stopped that the others are a majority without it. Raises NotLeader.
-        """
-        leading = self._leading()
-        if self.commit == self.log.last_index:
-            leading.open_term()
-
     def propose_members(self, members: Members) -> int:
         """Return the index of the entry. Raises NotLeader, MembershipRefused."""
         return self._leading().propose_members(members)

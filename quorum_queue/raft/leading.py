@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from quorum_queue.raft import readmission
 from quorum_queue.raft.errors import MembershipRefused, TransferInProgress
@@ -25,6 +25,9 @@ from quorum_queue.raft.progress import SNAPSHOT as NEEDS_SNAPSHOT
 
 if TYPE_CHECKING:
     from quorum_queue.raft.core import Raft
+
+#: A member that has stopped lacks at least one of so many entries behind those that it is known to have.
+SHOWN_ENTRIES: Final = 16
 
 
 class Leadership:
@@ -66,6 +69,14 @@ class Leadership:
 
     def open_term(self) -> None:
         self.propose(EMPTY, b"")
+
+    def show_majority(self, name: str) -> None:
+        """Append an empty entry, unless there is enough that this member has never had: its commit shows the
+        member, which has stopped, that the others are a majority without it. Raises TransferInProgress.
+        """
+        peer, last = self.peers.get(name), self.raft.log.last_index
+        if peer is not None and self.raft.commit == last < peer.match + SHOWN_ENTRIES:
+            self.propose(EMPTY, b"")
 
     def propose_members(self, members: Members) -> int:
         """See Raft paper 4.3 (dissertation) and the erratum on it: not before an entry of this term is

@@ -78,8 +78,8 @@ class RemoteHost(DeferredHost):
         self._version = version
         #: The node that last said that it does not serve the queue.
         self._avoid = ""
-        #: Numbers of the last batch sent, and of the last one with all its answers. They are tokens: the home
-        #: may still answer batches of an earlier host of this node.
+        #: Numbers of the last batch sent, and of the last one with all its answers. They are tokens, so no
+        #: earlier host of this node has used them.
         self._last_sent = self._answered_to = 0
         #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
@@ -150,7 +150,7 @@ class RemoteHost(DeferredHost):
             return
         home = self._session or self._home(self._avoid)
         if not self._session:
-            self._session_since = self._last_sent + 1
+            self._session_since = self._last_token + 1
         if self._pending_barriers:
             # Its answer says how full the queue is.
             self.pending.append(("touch",))
@@ -328,12 +328,12 @@ class RemoteHost(DeferredHost):
                 else:
                     self._heard_of_seal(event[1], Sealed(event[2], event[3]))
             elif kind == events.MOVED:
-                if event[1] >= self._session_since:
+                if self._is_of_session(event[1]):
                     self._avoid = self._session
                     self.link_down(self._session)
             elif kind == events.DONE:
                 self._stats = events.Stats(*event[2:])
-                if event[1] <= self._last_sent:
+                if self._is_of_session(event[1]):
                     self._answered_to = event[1]
                     self._passed(event[1])
                     self._look_whether_drained()
@@ -341,6 +341,12 @@ class RemoteHost(DeferredHost):
                 raise frames.FrameError(f"an event of kind {kind}")
         if self._unconfirmed_barriers:
             self._pass_barriers()
+
+    def _is_of_session(self, number: int) -> bool:
+        """Whether the batch of this number went to the node that serves this host now. Other nodes, or this
+        one for an earlier host, may still answer theirs.
+        """
+        return bool(self._session) and number >= self._session_since
 
 
 def _when_deleted(found: Sealed, done: Callable[[Sealed | Refused], None], answer: Sealed | Refused) -> None:

@@ -16,6 +16,7 @@ from quorum_queue.boundary import Fatal
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.errors import Unreadable
 from quorum_queue.machine import versions
+from quorum_queue.raft.leading import SHOWN_ENTRIES
 from tests.amqp_server.cluster.simulation.clients import EXPIRES_MS, Client
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.simulation.planting import plants_of
@@ -130,8 +131,15 @@ def test_a_queue_that_fails_each_time_is_set_aside_until_it_is_tried_again() -> 
     assert found["set_aside"], seen
     assert found["attempts"] == world.nodes["b"].broker.config.queue_restart_tries_max
     assert "planted" in found["reason"]
-    world.ticks(ALL_PAUSES_TICKS)
+    leader = world.group("a")
+    assert leader is not None
+    looks_ticks = world.nodes["a"].broker.config.rebalance_ms // TICK_MS + 1
+    world.ticks(max(ALL_PAUSES_TICKS, SHOWN_ENTRIES * looks_ticks))
     assert world.stopped("b")[0]["set_aside"]
+    # Nothing is written for its sake any more.
+    last_index = leader.core.last_index
+    world.ticks(3 * looks_ticks)
+    assert leader.core.last_index == last_index
     # A start of the node tries the queue again: the queue fails, and the node starts all the same.
     node = world.nodes["b"]
     world.crash(node)

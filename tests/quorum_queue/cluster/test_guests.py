@@ -107,6 +107,25 @@ def test_answers_of_an_earlier_session_are_no_answers() -> None:
     scene.finish()
 
 
+def test_answers_to_an_earlier_host_of_the_node_are_no_answers() -> None:
+    """The queue has moved to the node and away again: the home answers the last batch of the host before."""
+    scene = scene_with_guest()
+    host = scene.nodes["d"].queues["plain"].host
+    assert isinstance(host, RemoteHost)
+    host._last_token = 5
+    drained: list[None] = []
+    host.received([(events.DONE, 5, 0, 0, 0, 0)])
+    host.drain(lambda: drained.append(None))
+    assert drained
+    publisher = scene.publisher("d")
+    scene.publish("d", publisher)
+    host.received([(events.MOVED, 5)])
+    assert publisher.waiting and not publisher.refusals
+    scene.work()
+    assert not publisher.waiting and not publisher.refusals
+    scene.finish()
+
+
 def test_a_node_that_does_not_have_the_queue_takes_nothing() -> None:
     scene = scene_with_guest()
     publisher = scene.publisher("d")
