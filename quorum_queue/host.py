@@ -119,6 +119,11 @@ class QueueHost:
         return self.settings.max_length_bytes is not None
 
     @property
+    def may_refuse(self) -> bool:
+        """True if the queue refuses publishes now, or when it is full."""
+        return self.settings.may_refuse
+
+    @property
     def wants_ids(self) -> bool:
         """True if the queue needs something of its messages' headers: because it drops messages that it has
         taken before, records them, or has message groups.

@@ -352,6 +352,10 @@ class Recipient(Protocol):
         """True if the queue has a limit in bytes: then it needs to know how many bytes of a content count."""
 
     @property
+    def may_refuse(self) -> bool:
+        """True if the queue refuses publishes now, or when it is full."""
+
+    @property
     def wants_ids(self) -> bool:
         """True if the queue drops messages that it has taken before, or records them: then it needs their
         ids.

@@ -24,6 +24,7 @@ class DirectTarget:
     """Takes messages without a queue. See queue.Target and quorum_queue.ports.Recipient."""
 
     counts_bytes = False
+    may_refuse = False
     wants_ids = False
     records = False
     in_journal = True

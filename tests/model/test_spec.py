@@ -60,6 +60,14 @@ class Talk:
         assert isinstance(queue, Queue)
         return queue
 
+    def stream(self, name: str, **arguments: object) -> Log:
+        self.step()
+        given = {key.replace("_", "-"): value for key, value in arguments.items()}
+        self.done(self.model.declare_queue(self.channel, name, "stream", arguments=given))
+        log = self.model.queues[name]
+        assert isinstance(log, Log)
+        return log
+
     def publish(self, queue: str, count: int = 1, **message: object) -> None:
         self.step()
         for _ in range(count):
@@ -339,11 +347,7 @@ def test_a_returned_message_is_counted_late_on_three_nodes(three: Talk) -> None:
 
 
 def test_what_was_published_together_is_deleted_together(talk: Talk) -> None:
-    talk.step()
-    arguments = {"x-max-length-bytes": 6000, "x-stream-max-segment-size-bytes": 1000}
-    talk.done(talk.model.declare_queue(talk.channel, "s", "stream", arguments=arguments))
-    log = talk.model.queues["s"]
-    assert isinstance(log, Log)
+    log = talk.stream("s", x_max_length_bytes=6000, x_stream_max_segment_size_bytes=1000)
     talk.publish("s", 200)
     talk.publish("s", 3)
     # One batch, which is in one segment.
@@ -351,11 +355,7 @@ def test_what_was_published_together_is_deleted_together(talk: Talk) -> None:
 
 
 def test_only_what_retention_may_delete_is_a_gap(talk: Talk) -> None:
-    talk.step()
-    arguments = {"x-max-length-bytes": 6000, "x-stream-max-segment-size-bytes": 1000}
-    talk.done(talk.model.declare_queue(talk.channel, "s", "stream", arguments=arguments))
-    log = talk.model.queues["s"]
-    assert isinstance(log, Log)
+    log = talk.stream("s", x_max_length_bytes=6000, x_stream_max_segment_size_bytes=1000)
     for _ in range(10):
         talk.publish("s", 8)
     whole = [(copy.message.number - 1, copy.message.number) for copy in log.entries]
@@ -370,11 +370,7 @@ def test_only_what_retention_may_delete_is_a_gap(talk: Talk) -> None:
 
 
 def test_of_two_messages_by_two_clients_either_may_be_the_latest_of_a_key(three: Talk) -> None:
-    three.step()
-    arguments = {"x-stream-compaction": "header:x-stream-key"}
-    three.done(three.model.declare_queue(three.channel, "s", "stream", arguments=arguments))
-    log = three.model.queues["s"]
-    assert isinstance(log, Log)
+    log = three.stream("s", x_stream_compaction="header:x-stream-key")
     for channel, number, size in ((three.channel, 1, 10), (three.open(2), 2, 0)):
         message = Message(number, size, "", "s", headers={"x-stream-key": "k"})
         three.model.publish(channel, message, awaited=False)

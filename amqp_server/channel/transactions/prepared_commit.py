@@ -43,6 +43,7 @@ class PartTaker:
         self._transaction = transaction
         self.pending: list[Any] = []
         self.counts_bytes = host.counts_bytes
+        self.may_refuse = host.may_refuse
         self.wants_ids = host.wants_ids
         self.takes_kinds = host.takes_kinds
         self.settings = host.settings

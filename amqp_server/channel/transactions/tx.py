@@ -42,8 +42,6 @@ PART_BYTES_MAX = 256 * 1024
 #: Queues that are listed for one open transaction, and runs of its messages and acks that are looked at for
 #: that.
 PARTICIPANTS_MAX, LOOKED_AT_MAX = 100, 1_000
-#: Of queues that refuse messages above their limit.
-REFUSING = ("reject-publish", "reject-publish-dlx")
 #: The beginning of the answer to a commit that was refused as a whole.
 NOTHING_DONE = "partial tx completion: nothing was done"
 
@@ -241,26 +239,20 @@ class Transaction:
             return False
         hosts = list(self._hosts())
         in_one_log = all(host.in_journal for host in hosts) and self.producer is None
-        if in_one_log and not self._may_be_refused():
+        if in_one_log and not any(host.may_refuse for host in self._recipients()):
             return False
         return all(host.takes_parts or not host.is_queue for host in hosts)
 
-    def _may_be_refused(self) -> bool:
-        """Whether one of its queues refuses messages above a limit."""
-        queues = self._channel.vhost.queues
-        for segment in self.segments:
-            for target in segment.route.targets:
-                queue = queues.get(target.name)
-                if queue is not None and queue.effective.overflow in REFUSING:
-                    return True
-        return False
-
     def _hosts(self) -> Iterator[Recipient]:
         """The hosts of all its queues."""
-        queues = self._channel.vhost.queues
         for _, pieces in self.settlements:
             for piece in pieces:
                 yield piece.holder.queue.host
+        yield from self._recipients()
+
+    def _recipients(self) -> Iterator[Recipient]:
+        """The hosts of the queues that get its messages."""
+        queues = self._channel.vhost.queues
         for segment in self.segments:
             for target in segment.route.targets:
                 present = queues.get(target.name) if target.deleted else target

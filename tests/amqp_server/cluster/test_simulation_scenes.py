@@ -653,6 +653,20 @@ def test_a_queue_that_is_declared_after_a_disk_was_lost_is_not_among_what_it_has
     scene.finish()
 
 
+def check_lease(scene: Scene, client: Client, name: str, use: Callable[[str], str]) -> None:
+    """A queue stays for as long as it is used, and goes afterwards."""
+    queue_id = client.queue_id(name)
+    assert queue_id
+    for _ in range(8):
+        scene.ticks(15)
+        use(name)
+        scene.wait_for(client)
+    assert client.queue_id(name) == queue_id
+    scene.ticks(80)
+    assert not client.queue_id(name)
+    scene.finish()
+
+
 def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
     scene = Scene()
     client = scene.client("c")
@@ -661,14 +675,7 @@ def test_a_queue_that_others_use_is_not_given_up_by_its_last_leader() -> None:
     scene.ticks(5)
     scene.propose("c", operations.SetMembers("/", "lease", queue_id, ("b", "a", "c"), "b"))
     scene.lead("b", queue_id)
-    for _ in range(8):
-        scene.ticks(15)
-        client.get("lease")
-        scene.wait_for(client)
-    assert client.queue_id("lease") == queue_id
-    scene.ticks(80)
-    assert not client.queue_id("lease")
-    scene.finish()
+    check_lease(scene, client, "lease", client.get)
 
 
 def test_a_leased_queue_is_given_up_by_its_home_only() -> None:
@@ -678,14 +685,7 @@ def test_a_leased_queue_is_given_up_by_its_home_only() -> None:
     queue_id = scene.declare(client, "classic lease")
     paused = operations.PauseQueue("/", "classic lease", queue_id, deliveries=False, publishes=True)
     scene.propose("b", paused)
-    for _ in range(8):
-        scene.ticks(15)
-        client.declare("classic lease")
-        scene.wait_for(client)
-    assert client.queue_id("classic lease") == queue_id
-    scene.ticks(80)
-    assert not client.queue_id("classic lease")
-    scene.finish()
+    check_lease(scene, client, "classic lease", client.declare)
 
 
 def test_a_lease_goes_by_the_clock_of_its_leader_though_the_last_one_was_ahead() -> None:

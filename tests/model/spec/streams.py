@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from tests.model.spec.messages import Copy, Message, Presence
@@ -274,7 +275,8 @@ class Log:
         new reader is further back.
         """
         offsets = [offset for offset, _ in whole]
-        since = max((at for at, offset in enumerate(offsets) if offset != offsets[at - 1] + 1), default=0)
+        gaps = [at for at, (one, two) in enumerate(pairwise(offsets), 1) if two != one + 1]
+        since = max(gaps, default=0)
         gone = {number for _, number in whole[:since]}
         may_be_gone = self.retains and all(
             not self.kept(copy) for copy in self.entries if copy.message.number in gone
