@@ -21,6 +21,7 @@ from persistence.errors import CorruptRecord
 from persistence.metadata import pack_entry
 from persistence.own_process import PAGE_BYTES
 from persistence.pages.damage_guard import WRITE_ERRORS
+from persistence.pages.page_reader import AHEAD_BYTES
 from persistence.pages.page_release import FAULT_BYTES
 from persistence.pages.pages import KeyRange
 from persistence.ports import Job
@@ -66,7 +67,8 @@ class LmdbTransaction:
         #: Created when it is needed: most transactions only append.
         self._cursor: lmdb.Cursor[memoryview] | None = None
         self._masked: bool | None = None
-        self._erasures: Erasures = {queue_id: dict(spans) for queue_id, spans in store.erasures.items()}
+        #: There may be many, so the values are the store's own: whoever changes one makes a copy.
+        self._erasures: Erasures = dict(store.erasures)
         self._erase_left = ERASE_KEYS_MAX
         self._work = 0
         self._group_erasures = store.groups.erasures
@@ -189,6 +191,8 @@ class LmdbTransaction:
         if changes.state is not None:
             name = QUEUE.pack(queue_id)
             txn.put(name, seal(name, changes.state), db=tables.states)
+            if self._worked(CALL_WORK):
+                yield None
 
     def _drop(self, queue_id: int) -> Iterator[Job | None]:
         self._txn.delete(QUEUE.pack(queue_id), db=self._tables.states)
@@ -212,8 +216,9 @@ class LmdbTransaction:
         reached = yield from self._erase(queue_id, start, stop)
         if reached < stop:
             self._settle_last(queue_id, reached, stop)
-            spans = self._erasures.setdefault(queue_id, {})
-            spans[reached] = stop = max(stop, spans.get(reached, 0))
+            spans = self._erasures.get(queue_id, {})
+            stop = max(stop, spans.get(reached, 0))
+            self._erasures[queue_id] = spans | {reached: stop}
             position = POSITION.pack(queue_id, reached)
             self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.erasures)
 
@@ -265,6 +270,8 @@ class LmdbTransaction:
                 "bodies", BODY_KEY.pack(queue_id, start, 0), BODY_KEY.pack(queue_id, last_seq, CHUNKS_MAX)
             )
 
+        if self._worked(AHEAD_BYTES):
+            yield None
         ahead = self._store.reader.ahead(keys, bodies)
         if ahead.job is not None:
             yield ahead.job

@@ -5,12 +5,14 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from quorum_queue.boundary import Boundary, Unit
 
 #: Obsolete times are removed from the heap when there are this many more of them than valid ones.
 SPARE_MAX = 64
+#: More calls than a node makes before it ends.
+NUMBER_BITS = 48
 
 
 class Wakeable(Unit, Protocol):
@@ -21,31 +23,24 @@ def _never() -> bool:
     return False
 
 
-class _Call(NamedTuple):
-    """A time in the heap. It does not keep the host alive: it may stay in the heap long after the host is
-    gone.
-    """
-
-    at_ms: int
-    order: int
-    #: Identity of the host.
-    key: int
-
-
 class Timers:
     """Times are in ms of the node's clock. The `wake` of an object that was closed meanwhile does nothing.
 
     Each host has one pending call, the earliest that it asked for; when it is woken it asks again if
-    necessary. So the heap grows with the number of hosts, not with the number of requests.
+    necessary. So there are as many calls as hosts, not as requests.
     """
 
     def __init__(self, changed: Callable[[], None], boundary: Boundary | None = None) -> None:
         """`changed` is called when the next wake-up has become earlier. `boundary` is the node's."""
         self._contain = (boundary or Boundary()).contain
-        self._heap: list[_Call] = []
-        #: The valid call and its host, by the identity of the host. This keeps the host alive.
-        self._pending: dict[int, tuple[_Call, Wakeable]] = {}
-        self._order = count()
+        #: Times of all calls, and of obsolete ones, each with the call's number in its low bits. They are
+        #: plain numbers so that 100,000 of them are put in order within milliseconds.
+        self._heap: list[int] = []
+        #: The hosts of pending calls, which keeps these alive.
+        self._hosts: dict[int, Wakeable] = {}
+        #: The pending call, by the identity of the host.
+        self._pending: dict[int, int] = {}
+        self._numbers = count()
         self._changed = changed
 
     def __len__(self) -> int:
@@ -53,13 +48,15 @@ class Timers:
 
     def wake(self, host: Any, at_ms: int) -> None:
         """Call `host.wake()` at `at_ms`, unless an earlier call is pending."""
-        key = id(host)
-        pending = self._pending.get(key)
-        if pending is not None and pending[0].at_ms <= at_ms:
-            return
+        pending = self._pending.get(id(host))
+        if pending is not None:
+            if pending >> NUMBER_BITS <= at_ms:
+                return
+            del self._hosts[pending]
         earliest = self.next_ms
-        call = _Call(at_ms, next(self._order), key)
-        self._pending[key] = call, host
+        call = (at_ms << NUMBER_BITS) + next(self._numbers)
+        self._pending[id(host)] = call
+        self._hosts[call] = host
         heapq.heappush(self._heap, call)
         self._sweep()
         if earliest is None or at_ms < earliest:
@@ -67,22 +64,22 @@ class Timers:
 
     def forget(self, host: Any) -> None:
         """The host is gone for good."""
-        if self._pending.pop(id(host), None) is not None:
+        pending = self._pending.pop(id(host), None)
+        if pending is not None:
+            del self._hosts[pending]
             self._sweep()
 
     def _sweep(self) -> None:
-        if len(self._heap) > 2 * len(self._pending) + SPARE_MAX:
-            self._heap = [call for call, _ in self._pending.values()]
+        if len(self._heap) > 2 * len(self._hosts) + SPARE_MAX:
+            self._heap = list(self._hosts)
             heapq.heapify(self._heap)
 
     @property
     def next_ms(self) -> int | None:
-        heap, pending = self._heap, self._pending
+        heap, hosts = self._heap, self._hosts
         while heap:
-            call = heap[0]
-            known = pending.get(call.key)
-            if known is not None and known[0] is call:
-                return call.at_ms
+            if heap[0] in hosts:
+                return heap[0] >> NUMBER_BITS
             heapq.heappop(heap)
         return None
 
@@ -96,5 +93,6 @@ class Timers:
             if next_ms is None or next_ms > now_ms:
                 return
             woken = True
-            _, host = self._pending.pop(heapq.heappop(self._heap).key)
+            host = self._hosts.pop(heapq.heappop(self._heap))
+            del self._pending[id(host)]
             self._contain(host, host.wake)

@@ -30,6 +30,8 @@ from persistence.worker import Worker
 READ_BYTES = 256 * 1024
 #: Pages of keys that are located at a time, ahead of deletions.
 LEAVES_AHEAD = 8
+#: A call of `ahead` takes as long as a write of so many bytes does.
+AHEAD_BYTES = 24 * 1024
 #: Bytes checked by one call of mincore.
 LOOK_BYTES = 4 * 1024 * 1024
 

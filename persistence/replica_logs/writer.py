@@ -9,6 +9,7 @@ from collections.abc import Callable, Generator, Iterator
 from typing import TYPE_CHECKING, Final
 
 from persistence.errors import CorruptRecord
+from persistence.pages.page_reader import AHEAD_BYTES
 from persistence.pages.page_release import FAULT_BYTES
 from persistence.pages.pages import KeyRange
 from persistence.ports import Job
@@ -44,7 +45,8 @@ class GroupWriter:
     def __init__(
         self, store: "LmdbStore", txn: "lmdb.Transaction[memoryview]", called: Callable[[int], bool]
     ) -> None:
-        self.erasures: Erasures = {group: dict(spans) for group, spans in store.groups.erasures.items()}
+        #: As those of the journal: whoever changes a value makes a copy.
+        self.erasures: Erasures = dict(store.groups.erasures)
         self._store = store
         self._tables = store.tables
         self._txn = txn
@@ -174,8 +176,9 @@ class GroupWriter:
     def _erase_or_note(self, group: int, start: int, stop: int) -> Iterator[Job | None]:
         reached = yield from self._erase(group, start, stop)
         if reached < stop:
-            spans = self.erasures.setdefault(group, {})
-            spans[reached] = stop = max(stop, spans.get(reached, 0))
+            spans = self.erasures.get(group, {})
+            stop = max(stop, spans.get(reached, 0))
+            self.erasures[group] = spans | {reached: stop}
             position = POSITION.pack(group, reached)
             self._txn.put(position, seal(position, QUEUE.pack(stop)), db=self._tables.entry_erasures)
             if self._called(0):
@@ -214,6 +217,8 @@ class GroupWriter:
             )
             return KeyRange("entry_chunks", low, high)
 
+        if self._called(AHEAD_BYTES):
+            yield None
         ahead = self._store.reader.ahead(keys, chunks)
         if ahead.job is not None:
             yield ahead.job
@@ -229,8 +234,8 @@ class GroupWriter:
     def _continue_erasure(self, group: int) -> Iterator[Job | None]:
         for start, stop in self.erasures.pop(group).items():
             if self._erase_left <= 0:
-                spans = self.erasures.setdefault(group, {})
-                spans[start] = max(stop, spans.get(start, 0))
+                left = self.erasures.get(group, {})
+                self.erasures[group] = left | {start: max(stop, left.get(start, 0))}
                 continue
             self._txn.delete(POSITION.pack(group, start), db=self._tables.entry_erasures)
             yield from self._erase_or_note(group, start, stop)

@@ -32,7 +32,7 @@ class LinkOptions:
     queue_bytes_max: int = 256 << 20
     #: Bytes of one read from a socket; all links share the buffer.
     read_bytes: int = 1 << 20
-    #: After a read whose frames took longer than this, reads are smaller.
+    #: After this time, the rest of many small frames waits until everything else had its turn.
     read_s: float = inf
     #: A keep-alive is sent when no other frame was sent for so long.
     heartbeat_ms: int = 100

@@ -19,8 +19,9 @@ from quorum_queue.links.steady_clock import SteadyClock
 #: socket.
 GATHER_MAX: Final = 512
 GATHER_BYTES: Final = 2 << 20
-#: Least bytes of a read, however long its frames take.
-READ_BYTES_MIN: Final = 16 << 10
+#: Frames that are passed on before the session looks at the time: so many, or those of so many bytes.
+FRAMES_AT_ONCE: Final = 16
+BYTES_AT_ONCE: Final = 64 << 10
 
 
 class LinkSession:
@@ -31,7 +32,7 @@ class LinkSession:
         "_clock",
         "_ended",
         "_frame_bytes_max",
-        "_most",
+        "_left",
         "_now_s",
         "_poll",
         "_queue",
@@ -68,7 +69,7 @@ class LinkSession:
         received: Callable[[str, list[memoryview]], None],
         ended: Callable[[], None],
     ) -> None:
-        """`received` takes all complete frames of one read; an exception from it is the node's fault, not the
+        """`received` takes frames that came together. An exception from it is the node's fault, not the
         peer's. `ended` is called once, when the session is closed.
         """
         self.peer = hello.name
@@ -84,9 +85,10 @@ class LinkSession:
         self._ended = ended
         self._frame_bytes_max = options.frame_bytes_max
         self._queue_bytes_max = options.queue_bytes_max
-        #: Bytes of the next read.
-        self._read_bytes = self._most = options.read_bytes
+        self._read_bytes = options.read_bytes
         self._read_s = options.read_s
+        #: Frames of the last read that there was no time for.
+        self._left: list[memoryview] = []
         self._queue: deque[bytes | memoryview] = deque()
         self._queued_bytes = 0
         #: True while the socket is full: `writable` continues when it has room.
@@ -187,39 +189,53 @@ class LinkSession:
     # -- in --------------------------------------------------------------------------------------------------
 
     def read(self) -> None:
-        """Pass on the frames that one read completes. Exceptions of the node pass through."""
+        """Pass on frames, as many as there is time for. Exceptions of the node pass through."""
         if self.closed:
             return
-        try:
-            count = self._wire.receive(self._reader.buffers(self._most))
-            if count is None:
+        frames, self._left = self._left, []
+        if not frames:
+            try:
+                count = self._wire.receive(self._reader.buffers(self._read_bytes))
+                if count is None:
+                    return
+                if not count:
+                    self.close("closed by the peer")
+                    return
+                frames = self._reader.received(count)
+            except OSError as error:
+                self.close(str(error))
                 return
-            if not count:
-                self.close("closed by the peer")
+            except FrameError as error:
+                self.close(f"it sent something that is not a frame: {error}")
                 return
-            self.heard_at = self._clock.at(self._now_s())
-            frames = self._reader.received(count)
-        except OSError as error:
-            self.close(str(error))
-            return
-        except FrameError as error:
-            self.close(f"it sent something that is not a frame: {error}")
-            return
-        if frames:
-            began = self._now_s()
+        self.heard_at = self._clock.at(self._now_s())
+        if len(frames) == 1:
             self._received(self.peer, frames)
-            self._pace(self._now_s() - began, len(frames))
-        if self._wire.more and not self.closed:
+        elif frames:
+            self._pass_on_some(frames)
+        if (self._left or self._wire.more) and not self.closed:
             self._poll.read_again(self)
 
-    def _pace(self, took_s: float, count: int) -> None:
-        """Read less at a time while many small frames take long, because everything else on this node waits
-        for all of them. One large frame is read as fast as it comes.
-        """
-        if took_s > self._read_s and count > 1:
-            self._most = max(self._most // 2, READ_BYTES_MIN)
-        elif self._most < self._read_bytes and took_s < self._read_s / 4:
-            self._most = min(2 * self._most, self._read_bytes)
+    def _pass_on_some(self, frames: list[memoryview]) -> None:
+        """Pass on frames until the time is over: everything else on this node waits meanwhile."""
+        ends = self._now_s() + self._read_s
+        some: list[memoryview] = []
+        size = 0
+        for at, frame in enumerate(frames, 1):
+            some.append(frame)
+            size += len(frame)
+            if len(some) < FRAMES_AT_ONCE and size < BYTES_AT_ONCE:
+                continue
+            self._received(self.peer, some)
+            if self.closed:
+                return
+            some, size = [], 0
+            if at < len(frames) and self._now_s() >= ends:
+                # The buffer that they are in is shared.
+                self._left = [memoryview(bytes(left)) for left in frames[at:]]
+                return
+        if some:
+            self._received(self.peer, some)
 
     # -- time and the end ------------------------------------------------------------------------------------
 
@@ -238,5 +254,6 @@ class LinkSession:
             self.reason = reason
             self._queue.clear()
             self._queued_bytes = 0
+            self._left.clear()
             self._poll.forget_link(self)
             self._ended()

@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,9 +17,12 @@ from persistence.commits.stepped import SteppedCommit
 from persistence.environment import SCHEMA_VERSION, Environment
 from persistence.errors import DataDirectoryInUse, DataDirectoryUnusable, SchemaMismatch
 from persistence.journal import Journal
+from persistence.pages.page_reader import AHEAD_BYTES
 from persistence.record import CHUNK_BYTES, INLINE_BYTES, Record
+from persistence.replica_logs.logs import Groups
+from persistence.replica_logs.record import StoredEntry
 from persistence.settled import mask, merge, outside, ranges
-from persistence.transaction import ERASE_KEYS_MAX
+from persistence.transaction import ERASE_KEYS_MAX, STEP_WORK
 
 ROOT = Path(__file__).parents[2]
 
@@ -444,3 +448,29 @@ def test_empty_folders_are_a_new_directory(tmp_path: Path) -> None:
     for name in ("main", "spill", "streams/7"):
         (tmp_path / "data" / name).mkdir(parents=True)
     open_environment(tmp_path).close()
+
+
+@pytest.mark.parametrize("records", [0, 1])
+def test_many_deletions_are_many_steps(tmp_path: Path, records: int) -> None:
+    """A virtual host with thousands of queues is deleted at once: looking for what each of them has on disk
+    takes longer than the deletions.
+    """
+    count = 300
+    with closing(open_environment(tmp_path)) as environment:
+        journal, groups = Journal(environment), Groups(environment)
+        for number in range(count):
+            journal.state(number, b"state")
+            if records:
+                journal.append(number, 0, 1, [b"head", b"body"], head_parts=1)
+                groups.append(number, [StoredEntry(1, 1, 0, b"entry")])
+        environment.flush()
+        for number in range(count):
+            journal.drop(number)
+            groups.drop(number)
+        layer = environment.pending.take_for_store(oldest=True)
+        transaction = environment.transaction(layer)
+        assert len(list(transaction.apply())) >= count // (STEP_WORK // AHEAD_BYTES + 1)
+        transaction.commit()
+        transaction.finish()
+        environment.pending.remove(layer)
+        assert not list(journal.recover()) and not list(groups.recover())

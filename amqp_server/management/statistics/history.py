@@ -7,7 +7,7 @@ Objects that have never counted anything have no history, and all histories toge
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 #: Retention of all objects, and of the node's totals, as RabbitMQ has them: (age in s, between two samples in
@@ -16,6 +16,8 @@ DETAILED = ((600, 5),)
 GLOBAL = ((600, 5), (3_600, 60), (28_800, 600), (86_400, 1_800))
 #: Memory of a history without its samples, bytes.
 SERIES_BYTES = 800
+#: Histories that one step looks through for objects that are gone.
+SEEN_AT_ONCE = 100
 
 Details = dict[str, Any]
 
@@ -226,11 +228,21 @@ class Histories:
             self.used_bytes += series.size
         series.record(values)
 
-    def forget_gone(self) -> None:
-        """Forget objects that were not sampled in this tick."""
+    def forget_gone(self) -> Iterator[None]:
+        """Forget objects that were not sampled in this tick; yield now and then. Nothing may be recorded
+        meanwhile.
+        """
         tick = self.timeline.tick
-        for of in [of for of, series in self.series.items() if series.last != tick]:
-            self.used_bytes -= self.series.pop(of).size
+        gone: list[object] = []
+        for number, (of, series) in enumerate(self.series.items()):
+            if series.last != tick:
+                gone.append(of)
+            if number % SEEN_AT_ONCE == 0:
+                yield
+        # A connection that ended may keep much alive until it is forgotten.
+        while gone:
+            self.used_bytes -= self.series.pop(gone.pop()).size
+            yield
 
 
 class Totals:

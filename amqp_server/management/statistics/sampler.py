@@ -145,9 +145,7 @@ class Sampler:
         node = Sum(len(NODE_FIELDS))
         ended = self._broker.counts.ended
         node.add(len(LENGTHS), (ended.received_bytes, ended.sent_bytes, *traffic_values(ended.traffic)))
-        for step in self._steps(sums, node):
-            del step
-            await rest()
+        await self._do(self._objects(sums, node), rest)
         before, zeros = self.vhosts, (0,) * len(VHOST_FIELDS)
         self.vhosts = {
             name: _risen(before.get(name, zeros), sum_.values, len(LENGTHS))
@@ -156,7 +154,7 @@ class Sampler:
         }
         for name, values in self.vhosts.items():
             histories.record(name, values)
-        histories.forget_gone()
+        await self._do(histories.forget_gone(), rest)
         node.add(len(NODE_FIELDS) - len(CHURN) - len(FIGURES), ended.churn())
         node.add(len(NODE_FIELDS) - len(FIGURES), self.figures())
         stop = len(NODE_FIELDS) - len(FIGURES)
@@ -168,15 +166,16 @@ class Sampler:
         sum_.add(len(LENGTHS), (*octets, *traffic_values(vhost.traffic)))
         return sum_
 
-    def _steps(self, sums: dict[str, Sum], node: Sum) -> Iterator[None]:
-        """Sample the objects, and yield after each one."""
+    async def _do(self, steps: Iterator[None], rest: Rest) -> None:
         began = time.perf_counter()
-        for _ in self._objects(sums, node):
+        for _ in steps:
             self.took_s += time.perf_counter() - began
-            yield
+            await rest()
             began = time.perf_counter()
+        self.took_s += time.perf_counter() - began
 
     def _objects(self, sums: dict[str, Sum], node: Sum) -> Iterator[None]:
+        """Sample the objects, and yield after each one."""
         record = self.histories.record
         at = len(LENGTHS)
         for session in self._broker.sessions:

@@ -6,6 +6,7 @@ import pytest
 
 from amqp_server.management.statistics.history import (
     GLOBAL,
+    SEEN_AT_ONCE,
     SERIES_BYTES,
     Chart,
     Histories,
@@ -87,10 +88,25 @@ def test_objects_that_are_gone_are_forgotten() -> None:
     histories = Histories(1 << 20, 5.0)
     record(histories, "a", [1])
     record(histories, "b", [1, 2], start=1)
-    histories.forget_gone()
+    list(histories.forget_gone())
     assert histories.get("a") is None and histories.get("b") is not None
     series = histories.get("b")
     assert series is not None and histories.used_bytes == series.size
+
+
+def test_many_that_are_gone_are_forgotten_in_steps() -> None:
+    histories = Histories(1 << 30, 5.0)
+    histories.timeline.advance(T0)
+    for index in range(20 * SEEN_AT_ONCE):
+        histories.record(index, (1,))
+    histories.timeline.advance(T0 + 5_000)
+    for index in range(10 * SEEN_AT_ONCE):
+        histories.record(index, (2,))
+    left = len(histories)
+    for _ in histories.forget_gone():
+        assert left - len(histories) <= 1
+        left = len(histories)
+    assert left == 10 * SEEN_AT_ONCE
 
 
 def test_memory_is_bounded() -> None:

@@ -274,7 +274,7 @@ async def test_a_look_at_queues_that_nobody_uses_costs_next_to_nothing(peer: Pee
 
     def look() -> int:
         sums = {name: Sum(len(VHOST_FIELDS)) for name in peer.node.broker.vhosts}
-        return instructions(list, sampler._steps(sums, Sum(len(NODE_FIELDS))))
+        return instructions(list, sampler._objects(sums, Sum(len(NODE_FIELDS))))
 
     before = look()
     peer.call(1, *(commands.Queue.Declare(queue=f"unused-{number}") for number in range(200)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from typing import Any
 
-from pamqp import commands
+from pamqp import commands, header
 
 from tests.reliability.client import Client
 
@@ -15,6 +16,12 @@ from .web import call
 
 #: Seconds for which policies are set and cleared.
 SECONDS = 8.0
+#: Permissions for everything.
+EVERY = {"configure": ".*", "write": ".*", "read": ".*"}
+#: Heartbeats that the crowd asks for, s; it sends none itself, and stays for a shorter time.
+HEARTBEAT_S = 60
+#: How basic.consume-ok begins.
+CONSUME_OK = b"\x00\x3c\x00\x15"
 
 
 def _flood_of_queues(client: Client, count: int) -> None:
@@ -153,11 +160,10 @@ def firehose(target: Target) -> None:
         client.call(commands.Queue.Purge(queue="copies"), commands.Queue.PurgeOk)
 
 
-def large_node(target: Target) -> None:
-    """100,000 queues are looked at, get a policy and other permissions, and are deleted with their vhost."""
+def _many_queues(target: Target) -> None:
+    """Make the vhost `big` with 99,000 queues `qP-N`, P in 0…9."""
     assert call(target, "PUT", "/api/vhosts/big", {}) < 300
-    every = {"configure": ".*", "write": ".*", "read": ".*"}
-    assert call(target, "PUT", "/api/permissions/big/guest", every) < 300
+    assert call(target, "PUT", "/api/permissions/big/guest", EVERY) < 300
     for part in range(10):
         queues: list[dict[str, Any]] = [
             {"name": f"q{part}-{n}", "vhost": "big", "durable": False, "auto_delete": False, "arguments": {}}
@@ -165,16 +171,74 @@ def large_node(target: Target) -> None:
         ]
         code = call(target, "POST", "/api/definitions", {"queues": queues})
         assert code < 300, f"part {part} of the queues: status {code}"
+
+
+def large_node(target: Target) -> None:
+    """100,000 queues are looked at, get a policy and other permissions, and are deleted with their vhost."""
+    _many_queues(target)
     policy = {"pattern": "^q", "definition": {"max-length": 10, "message-ttl": 1_000}, "apply-to": "queues"}
     assert call(target, "PUT", "/api/policies/big/all", policy) < 300
-    assert call(target, "PUT", "/api/permissions/big/guest", {**every, "read": "^q"}) < 300
+    assert call(target, "PUT", "/api/permissions/big/guest", {**EVERY, "read": "^q"}) < 300
     for path in ("/api/overview", "/metrics", "/api/nodes", "/api/queues?page=1&page_size=100"):
         call(target, "GET", path)
     time.sleep(SECONDS * max(target.size, 0.25))
     assert call(target, "DELETE", "/api/vhosts/big") < 300
 
 
+def _crowd(target: Target, count: int) -> list[socket.socket]:
+    """Open connections of several addresses, each with a consumer of a queue of its own."""
+    login = [
+        header.ProtocolHeader().marshal(),
+        frames.method(commands.Connection.StartOk({}, "PLAIN", "\0guest\0guest", "en_US"), 0),
+        frames.method(commands.Connection.TuneOk(1, 131_072, HEARTBEAT_S), 0),
+        frames.method(commands.Connection.Open("big"), 0),
+        frames.method(commands.Channel.Open()),
+    ]
+    members = []
+    for number in range(count):
+        queue = f"q{number % 10}-{number // 10}"
+        member = socket.create_connection(
+            ("127.0.0.1", target.node.port), 20, (f"127.0.0.{2 + number % 8}", 0)
+        )
+        members.append(member)
+        member.sendall(b"".join([*login, frames.method(commands.Basic.Consume(queue=queue, no_ack=True))]))
+    for member in members:
+        said = b""
+        while CONSUME_OK not in said:
+            part = member.recv(65_536)
+            assert part, f"a connection of the crowd was closed: {said[-200:]!r}"
+            said += part
+    return members
+
+
+def crowd(target: Target) -> None:
+    """17,000 consumers of 100,000 queues are looked at, get a policy, other permissions and a message each,
+    and go all at once, twice.
+    """
+    _many_queues(target)
+    for _ in range(2):
+        members = _crowd(target, target.many(17_000))
+        for definition in ({"max-length": 10}, {"message-ttl": 1_000}):
+            policy = {"pattern": "^q", "definition": definition, "apply-to": "queues"}
+            assert call(target, "PUT", "/api/policies/big/all", policy) < 300
+        assert call(target, "PUT", "/api/permissions/big/guest", {**EVERY, "write": "^q"}) < 300
+        assert call(target, "PUT", "/api/permissions/big/guest", EVERY) < 300
+        for path in ("/api/overview", "/api/nodes", "/api/connections", "/api/consumers", "/api/channels"):
+            status = call(target, "GET", path)
+            assert status == 200, f"{path}: status {status}"
+        time.sleep(SECONDS * max(target.size, 0.25))
+        for member in members:
+            member.close()
+        time.sleep(1.0)
+
+
 SCENES = (
+    Scene(
+        "crowd",
+        "17,000 consumers of 100,000 queues watched, changed and dropped at once",
+        crowd,
+        options=("--declared-bytes-max", "500MiB"),
+    ),
     Scene(
         "large-node",
         "100,000 queues watched, changed and deleted at once",
