@@ -100,13 +100,15 @@ class Taken:
 
     def restore(self, pieces: Sequence[bytes]) -> None:
         """Put back what `pieces` returned. Raises ValueError."""
-        ids: list[tuple[bytes, int]] = []
-        producers: list[tuple[bytes, int, int]] = []
+        self._dedup.restore(DedupState([], []))
         for piece in pieces:
-            part = msgspec.msgpack.decode(piece, type=DedupState)
-            ids += part.ids
-            producers += part.producers
-        self._dedup.restore(DedupState(ids, producers))
+            self.restore_piece(piece)
+
+    def restore_piece(self, piece: bytes) -> None:
+        """Put back the next piece; there was nothing before the first one. Raises ValueError."""
+        part = msgspec.msgpack.decode(piece, type=DedupState)
+        self._dedup.ids_restored(part.ids)
+        self._dedup.producers_restored(part.producers)
 
     def copy_from(self, other: Taken) -> None:
         """Copy the state of another object."""

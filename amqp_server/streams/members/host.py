@@ -12,13 +12,14 @@ member are in member_readers.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
 from amqp_server.streams.beginnings import Beginnings
 from amqp_server.streams.compacting import Compaction, Copies
 from amqp_server.streams.layout.consumer_start import Start
+from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoded, Encoder, begin_large
 from amqp_server.streams.local_host import StreamConsumer, StreamServices
 from amqp_server.streams.members.answers import MemberAnswers
@@ -36,7 +37,7 @@ from amqp_server.streams.members.entries import (
     encode_entry,
 )
 from amqp_server.streams.members.filling import Fill, Filling
-from amqp_server.streams.members.log_trimming import Encoding, Stable
+from amqp_server.streams.members.log_trimming import Stable, encode_in_parts, read_names
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.parts import StreamParts
 from amqp_server.streams.members.readers import MemberReaders
@@ -55,6 +56,7 @@ from quorum_queue.cluster.queues.member_host import UNKNOWN
 from quorum_queue.cluster.queues.parts import UNKNOWN_PART, Prepared, applied_parts, when_all_have_it
 from quorum_queue.cluster.replica_group import Foresee
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.cluster.snapshots.state_of import unreadable
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import DELETED, MOVED
 from quorum_queue.machine.attributes import LEADER
@@ -113,6 +115,8 @@ class StreamMemberHost(MemberReaders):
         self._opened = False
         self._stored = 0
         self._stable = Stable(self.replica, settings)
+        #: A snapshot of the leader whose names were read, and these.
+        self._names_read: tuple[bytes, Taken] | None = None
         self._trimming = 0
         self.filling = Filling(self, services, asks)
         super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
@@ -138,10 +142,13 @@ class StreamMemberHost(MemberReaders):
         self.next_offset = self._synced = self.replica.next_offset
 
     def _restore(self, state: bytes) -> None:
+        # Its names may have been read before.
+        read, self._names_read = self._names_read, None
+        taken = read[1] if read is not None and read[0] == state else None
         try:
-            self.replica = replica = StreamReplica.restore(state, self._declared)
+            self.replica = replica = StreamReplica.restore(state, self._declared, taken)
         except CodecError as error:
-            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+            raise unreadable(error) from None
         self._keep_time()
         self._stable.begin_with(replica)
 
@@ -250,7 +257,7 @@ class StreamMemberHost(MemberReaders):
         return min(self._stable.index, applied)
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        Encoding(self, self._stable, self._turn, then).go_on()
+        encode_in_parts(self, self._stable, self._turn, then)
 
     @property
     def fills_itself(self) -> bool:
@@ -260,8 +267,21 @@ class StreamMemberHost(MemberReaders):
         try:
             target = decode_state(state)
         except CodecError as error:
-            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
-        self.filling.begin(Fill(peer, target.first_offset, target.next_offset, wanted, then))
+            raise unreadable(error) from None
+        filled = partial(self._read_names, state, target.taken or (), wanted, then)
+        self.filling.begin(Fill(peer, target.first_offset, target.next_offset, wanted, filled))
+
+    def _read_names(
+        self, state: bytes, pieces: Sequence[bytes], wanted: Callable[[], bool], then: Callable[[], None]
+    ) -> None:
+        """Read the names that a snapshot of the leader has: there may be a million of them."""
+        taken = Taken(self._declared)
+
+        def are_read() -> None:
+            self._names_read = state, taken
+            then()
+
+        read_names(self, taken, pieces, self._turn, wanted, are_read)
 
     def restore(self, state: bytes) -> None:
         """Jump to a snapshot from the leader; the segments have its messages. Raises Unreadable."""

@@ -10,9 +10,18 @@ from typing import TYPE_CHECKING
 
 from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoded
-from amqp_server.streams.members.replica import StreamReplica, StreamState, encode_with, pieces_of
+from amqp_server.streams.members.entries import CodecError
+from amqp_server.streams.members.replica import (
+    StreamReplica,
+    StreamState,
+    encode_with,
+    pieces_of,
+    take_piece,
+)
+from quorum_queue.cluster.snapshots.state_of import unreadable
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import Turn
+from quorum_queue.steps import in_steps
 
 if TYPE_CHECKING:
     from amqp_server.streams.local_host import StreamHost
@@ -57,31 +66,56 @@ class Stable:
         return None if self._taken is None else pieces_of(self.state, self._taken)
 
 
-class Encoding:
-    """Encodes a snapshot, some names in each turn. See amqp_server.turn.Unit."""
+def encode_in_parts(host: StreamHost, stable: Stable, turn: Turn, then: Callable[[bytes], None]) -> None:
+    """Encode a snapshot of this moment, some names in each turn, and call `then`."""
+    in_steps(turn, _encode(host, stable.state, stable.pieces(), then), host.failed)
 
-    def __init__(self, host: StreamHost, stable: Stable, turn: Turn, then: Callable[[bytes], None]) -> None:
-        self._host = host
-        self._turn = turn
-        self._then = then
-        self._state, self._pieces = stable.state, stable.pieces()
-        self._found: list[bytes] = []
 
-    def go_on(self) -> None:
-        if self._host.ended:
+def _encode(
+    host: StreamHost, state: StreamState, pieces: Iterator[bytes] | None, then: Callable[[bytes], None]
+) -> Iterator[None]:
+    if pieces is None:
+        then(encode_with(state, None))
+        return
+    found: list[bytes] = []
+    for piece in pieces:
+        found.append(piece)
+        yield
+        if host.ended:
             return
-        if self._pieces is None:
-            self._then(encode_with(self._state, None))
+    then(encode_with(state, found))
+
+
+def read_names(
+    host: StreamHost,
+    taken: Taken,
+    pieces: Sequence[bytes],
+    turn: Turn,
+    wanted: Callable[[], bool],
+    then: Callable[[], None],
+) -> None:
+    """Read the names that were taken, some of them in each turn, as long as they are wanted, and call
+    `then`.
+    """
+    in_steps(turn, _read(host, taken, pieces, wanted, then), host.failed)
+
+
+def _read(
+    host: StreamHost,
+    taken: Taken,
+    pieces: Sequence[bytes],
+    wanted: Callable[[], bool],
+    then: Callable[[], None],
+) -> Iterator[None]:
+    for piece in pieces:
+        try:
+            take_piece(taken, piece)
+        except CodecError as error:
+            raise unreadable(error) from None
+        yield
+        if host.ended or not wanted():
             return
-        for piece in self._pieces:
-            self._found.append(piece)
-            if self._turn.overdue():
-                self._turn.later(self, self.go_on)
-                return
-        self._then(encode_with(self._state, self._found))
-
-    def failed(self, error: Exception) -> None:
-        self._host.failed(error)
+    then()
 
 
-__all__ = ["Encoding", "Stable"]
+__all__ = ["Stable", "encode_in_parts", "read_names"]

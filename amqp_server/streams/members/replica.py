@@ -308,8 +308,12 @@ class StreamReplica:
         return encode_state(self.state(), self.taken)
 
     @classmethod
-    def restore(cls, data: bytes, settings: Settings | None = None) -> StreamReplica:
-        """Build a replica from what `snapshot` returned. Raises CodecError."""
+    def restore(
+        cls, data: bytes, settings: Settings | None = None, taken: Taken | None = None
+    ) -> StreamReplica:
+        """Build a replica from what `snapshot` returned. `taken`: what it has taken was read already. Raises
+        CodecError.
+        """
         state = decode_state(data)
         replica = cls(settings)
         replica.applied, replica.now_ms, replica.last_ms = state.applied, state.now_ms, state.last_ms
@@ -319,11 +323,11 @@ class StreamReplica:
         replica.sealed = state.sealed
         replica.parts = StreamParts(state.parts or ())
         replica.names = {name: Kept(offset, owner) for name, offset, owner in state.names or ()}
-        if replica.taken is not None:
-            try:
-                replica.taken.restore(state.taken or [])
-            except (ValueError, msgspec.MsgspecError) as error:
-                raise CodecError(f"what a stream has taken: {error}") from error
+        if replica.taken is not None and taken is not None:
+            replica.taken = taken
+        elif replica.taken is not None:
+            for piece in state.taken or ():
+                take_piece(replica.taken, piece)
         return replica
 
     def digest(self) -> str:
@@ -334,6 +338,14 @@ class StreamReplica:
 def encode_state(state: StreamState, taken: Taken | None) -> bytes:
     """Encode a state with the names that were taken up to it."""
     return encode_with(state, None if taken is None else list(pieces_of(state, taken)))
+
+
+def take_piece(taken: Taken, piece: bytes) -> None:
+    """Put back a piece of what a stream has taken. Raises CodecError."""
+    try:
+        taken.restore_piece(piece)
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise CodecError(f"what a stream has taken: {error}") from error
 
 
 def pieces_of(state: StreamState, taken: Taken) -> Iterator[bytes]:
@@ -375,4 +387,5 @@ __all__ = [
     "encode_state",
     "encode_with",
     "pieces_of",
+    "take_piece",
 ]

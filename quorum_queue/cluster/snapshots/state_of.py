@@ -55,7 +55,7 @@ def _has_more(reading: snapshot.Reading) -> bool:
         raise unreadable(error) from None
 
 
-def unreadable(error: CodecError) -> Unreadable:
+def unreadable(error: Exception) -> Unreadable:
     return Unreadable(f"its snapshot can't be read by this version of mqd: {error}")
 
 

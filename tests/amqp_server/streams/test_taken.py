@@ -6,8 +6,9 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
@@ -18,8 +19,8 @@ from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.layout.encode import Encoder
 from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.local_host import StreamOptions
-from amqp_server.streams.members.log_trimming import Encoding, Stable
-from amqp_server.streams.members.replica import StreamReplica, encode_state
+from amqp_server.streams.members.log_trimming import Stable, encode_in_parts, read_names
+from amqp_server.streams.members.replica import StreamReplica, decode_state, encode_state
 from amqp_server.wire import content, frames
 from persistence.streams import batch as batches
 from persistence.streams import deduplication_file as names_file
@@ -286,7 +287,7 @@ def encoded_with(time_ms: int, names: list[bytes]) -> Any:
 
 
 class Ended:
-    """A host, for `Encoding`."""
+    """A host, for `encode_in_parts` and `read_names`."""
 
     ended = ""
 
@@ -319,8 +320,8 @@ def test_a_snapshot_has_the_names_of_its_moment_and_takes_several_turns() -> Non
         replica.taken.apply(at, names[at : at + 100])
     stable.reach(7, replica.state(), 50)
     expected = encode_state(stable.state, replica.taken)
-    turn, host, found = ShortTurn(), Ended(), list[bytes]()
-    Encoding(host, stable, turn, found.append).go_on()  # type: ignore[arg-type]
+    turn, host, found = cast(Any, ShortTurn()), cast(Any, Ended()), list[bytes]()
+    encode_in_parts(host, stable, turn, found.append)
     # More is taken meanwhile, and less is known of the oldest.
     more = [id_of(b"more %d" % number) for number in range(8_000)]
     stable.add(encoded_with(6_000, more))
@@ -334,8 +335,19 @@ def test_a_snapshot_has_the_names_of_its_moment_and_takes_several_turns() -> Non
     restored = StreamReplica.restore(found[0], settings)
     assert restored.taken is not None and replica.taken is not None
     assert list(restored.taken.pieces()) == list(replica.taken.pieces())
+    # Another member reads them in as many turns, as long as it wants them.
+    for wanted in (True, False):
+        pieces, read, told = decode_state(found[0]).taken, Taken(settings), list[str]()
+        assert pieces is not None and len(pieces) == 5
+        read_names(host, read, pieces, turn, partial(bool, wanted), partial(told.append, "read"))
+        turns = 1
+        while turn.left:
+            turn.left.pop()()
+            turns += 1
+        assert (turns, told) == ((6, ["read"]) if wanted else (2, []))
+        assert not wanted or list(read.pieces()) == pieces
     # A host that ends meanwhile needs none.
-    Encoding(host, stable, turn, found.append).go_on()  # type: ignore[arg-type]
+    encode_in_parts(host, stable, turn, found.append)
     host.ended = "deleted"
     turn.left.pop()()
     assert not turn.left and len(found) == 1
