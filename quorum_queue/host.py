@@ -271,7 +271,7 @@ class QueueHost:
             if refused is not None and self.ended != "deleted":
                 done(refused)
                 return
-            ready: int = host.ready_count
+            ready: int = host.ready_count + host.delayed_count
             found = Sealed(outcome(condition, consumers=host.consumer_count, ready=ready), ready)
             done(found)
             if found.outcome == SEALED:

@@ -261,6 +261,15 @@ class GroupHost(DeferredHost):
         else:
             # Members of earlier versions do not know seals: look at least at everything that the log has now.
             self.submit(("tick",))
+            self.barrier(partial(self._seal_behind, condition, done))
+
+    def _seal_behind(
+        self, condition: int, done: Callable[[Sealed | Refused], None], refused: Refused | None = None
+    ) -> None:
+        """The log has come so far; it may have come to a version with seals."""
+        if refused is None and self.replica.machine.version >= versions.SEALS:
+            self._seal_in_order(condition, done)
+        else:
             self.seal_here(condition, done)
 
     def catch_up(self, done: Callable[..., None]) -> None:

@@ -32,7 +32,6 @@ class RemoteHost(DeferredHost):
     """This node's host of a queue that another node serves."""
 
     __slots__ = (
-        "_answered_to",
         "_avoid",
         "_drained",
         "_home",
@@ -44,6 +43,7 @@ class RemoteHost(DeferredHost):
         "_session_since",
         "_settings",
         "_stats",
+        "_unanswered",
         "_unconfirmed_barriers",
         "_version",
         "name",
@@ -78,9 +78,11 @@ class RemoteHost(DeferredHost):
         self._version = version
         #: The node that last said that it does not serve the queue.
         self._avoid = ""
-        #: Numbers of the last batch sent, and of the last one with all its answers. They are tokens, so no
-        #: earlier host of this node has used them.
-        self._last_sent = self._answered_to = 0
+        #: Number of the last batch sent. Numbers are tokens, so no earlier host of this node has used them.
+        self._last_sent = 0
+        #: Numbers of the sent batches without all their answers, in order. A batch that has to catch up with
+        #: the queue's log is answered later than those behind it.
+        self._unanswered: dict[int, None] = {}
         #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
@@ -159,13 +161,12 @@ class RemoteHost(DeferredHost):
             batch = encode_batch(self._node, self._incarnation, self._last_sent, commands, levels=True)
             if not home or not self._links.send(home, frames.queue(self.queue_id, batch)):
                 self._end(self._down())
-                if not self._session:
-                    self._answered_to = self._last_sent
-                    if self._consumers:
-                        # They came from another host and were not attached here yet.
-                        self._lose_consumers()
+                if not self._session and self._consumers:
+                    # They came from another host and were not attached here yet.
+                    self._lose_consumers()
                 return
             self._session = home
+            self._unanswered[self._last_sent] = None
         self._sent(self._last_sent, applied=False)
 
     def _sent(self, number: int, *, applied: bool) -> None:
@@ -258,7 +259,7 @@ class RemoteHost(DeferredHost):
         self._turn.schedule(self)
 
     def _look_whether_drained(self) -> None:
-        if self._drained is not None and self._answered_to == self._last_sent:
+        if self._drained is not None and not self._unanswered:
             drained, self._drained = self._drained, None
             drained()
 
@@ -283,7 +284,7 @@ class RemoteHost(DeferredHost):
         if self._session != node:
             return
         self._session = ""
-        self._answered_to = self._last_sent
+        self._unanswered.clear()
         # Unsent commands go to another home, if there is one.
         unsent = self._take_unsent()
         self._end(self._down())
@@ -334,13 +335,18 @@ class RemoteHost(DeferredHost):
             elif kind == events.DONE:
                 self._stats = events.Stats(*event[2:])
                 if self._is_of_session(event[1]):
-                    self._answered_to = event[1]
-                    self._passed(event[1])
-                    self._look_whether_drained()
+                    self._answered(event[1])
             else:
                 raise frames.FrameError(f"an event of kind {kind}")
         if self._unconfirmed_barriers:
             self._pass_barriers()
+
+    def _answered(self, number: int) -> None:
+        """This batch has all its answers."""
+        unanswered = self._unanswered
+        unanswered.pop(number, None)
+        self._passed(next(iter(unanswered)) - 1 if unanswered else self._last_sent)
+        self._look_whether_drained()
 
     def _is_of_session(self, number: int) -> bool:
         """Whether the batch of this number went to the node that serves this host now. Other nodes, or this

@@ -126,6 +126,32 @@ def test_answers_to_an_earlier_host_of_the_node_are_no_answers() -> None:
     scene.finish()
 
 
+def test_a_batch_that_has_to_catch_up_is_answered_later_than_those_behind_it() -> None:
+    """A count waits for everything that the log has; the answer to a later request says nothing of it. And a
+    queue that moves to this node waits for all answers, in whatever order they come.
+    """
+    scene = scene_with_guest()
+    host = scene.nodes["d"].queues["plain"].host
+    assert isinstance(host, RemoteHost)
+    done: list[str] = []
+    scene.publish("d", scene.publisher("d"))
+    scene.work()
+    host.catch_up(lambda *_: done.append("counted"))
+    scene.nodes["d"].end_turn()
+    counts = host._last_sent
+    scene.publish("d", scene.publisher("d"))
+    publishes = host._last_sent
+    assert publishes > counts
+    host.drain(lambda: done.append("drained"))
+    host.received([(events.DONE, publishes, 0, 0, 0, 0)])
+    assert not done
+    host.received([(events.DONE, counts, 0, 0, 0, 0)])
+    assert done == ["counted", "drained"]
+    host.resume()
+    scene.work()
+    scene.finish()
+
+
 def test_a_node_that_does_not_have_the_queue_takes_nothing() -> None:
     scene = scene_with_guest()
     publisher = scene.publisher("d")
