@@ -29,14 +29,16 @@ def check_at_rest(cluster: Cluster) -> None:
 
 def check_groups(cluster: Cluster) -> None:
     for name in cluster.belonging:
-        _check_groups(cluster.nodes[name])
+        node = cluster.nodes[name]
+        _check_groups(node, cluster.stays_in(node))
 
 
-def _check_groups(node: SimulatedNode) -> None:
-    """A node keeps the groups of the queues that it is a member of, and no
-    others, in memory and on its disk.
+def _check_groups(node: SimulatedNode, stays_in: set[int]) -> None:
+    """A node keeps the groups of the queues that it is a member of, and no others but those that it cannot
+    leave now, in memory and on its disk.
     """
-    wanted = {queue.queue_id for queue in node.broker.all_queues() if node.name in queue.members} | {GROUP}
+    wanted = {queue.queue_id for queue in node.broker.all_queues() if node.name in queue.members}
+    wanted |= {GROUP} | stays_in
     running = set(node.cluster.replicas.groups)
     if running != wanted:
         raise Violation(f"{node.name} runs groups {sorted(running)}, its queues are {sorted(wanted)}")

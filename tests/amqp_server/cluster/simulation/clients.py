@@ -233,7 +233,7 @@ class Client:
                 queue_id = self.consumers[str(how.consumer_tag)]
             self.received.append(method.body)
             away = queue_id in self.node.cluster.hosts.remote or self._lags(queue_id)
-            messages.seen(method.body, queue_id, redelivered=bool(how.redelivered), away=away)
+            messages.seen(method.body, queue_id, self.number, redelivered=bool(how.redelivered), away=away)
             self.world.ledger.note("redelivered" if how.redelivered else "received")
             self.unacked[int(how.delivery_tag or 0)] = None
             self.bodies[int(how.delivery_tag or 0)] = method.body
@@ -356,7 +356,7 @@ class Client:
             self.world.messages.committing(body, self.queue_id(name))
         acked, self.uncommitted_acks = self.uncommitted_acks, []
         if self.node.broker.transactions.available:
-            self.world.messages.commit([body for body, _ in messages], acked)
+            self.world.messages.commit(self.number, [body for body, _ in messages], acked)
         return self.ask("commit", messages, commands.Tx.Commit())
 
     def rollback(self) -> str:

@@ -423,6 +423,14 @@ class Cluster:
                 return f"{name} has something under way for {what}"
         return ""
 
+    def stays_in(self, node: SimulatedNode) -> set[int]:
+        """Return the queues that a node is to leave and of which it reaches no member that says when."""
+        return {
+            queue_id
+            for queue_id, queue in node.cluster.hosts.leaving.items()
+            if all(self.is_dead(node.name, name) for name in queue.members)
+        }
+
     def _unrest_of_queues(self, leader: SimulatedNode) -> str:
         for queue in leader.broker.all_queues():
             if queue.members:
@@ -437,8 +445,9 @@ class Cluster:
                 return f"{name} lacks {node.cluster.replicas.lost_entries.entries()}"
             if node.broker.failures.stopped():
                 return f"{name} has failed queues"
-            if node.cluster.hosts.leaving:
-                return f"{name} has not left {list(node.cluster.hosts.leaving)} yet"
+            leaving = set(node.cluster.hosts.leaving) - self.stays_in(node)
+            if leaving:
+                return f"{name} has not left {sorted(leaving)} yet"
             for client in node.clients:
                 if client.asked is not None or client.unconfirmed or client.closing:
                     return f"session {client.number} waits for {client.asked}, {list(client.unconfirmed)}"

@@ -27,7 +27,7 @@ class Transaction:
     def __init__(self, published: list[bytes], acked: list[bytes]) -> None:
         self.published = published
         self.acked = acked
-        #: Acked messages that were handed out after the commit was sent.
+        #: Acked messages that were handed out to others.
         self.came_again: list[bytes] = []
 
 
@@ -38,6 +38,7 @@ class Message:
         "confirmed",
         "exempt",
         "forgotten",
+        "holder",
         "late",
         "led",
         "moved",
@@ -61,6 +62,8 @@ class Message:
         self.exempt = False
         #: True if it may have been taken out of its queue.
         self.moved = False
+        #: The client that got it last; 0 if nobody has.
+        self.holder = 0
         #: The transaction that acked it last.
         self.acked_in: Transaction | None = None
 
@@ -91,12 +94,16 @@ class Messages:
             message.queue_id = queue_id
             message.exempt = self._purging.get(queue_id, 0) > 0
 
-    def commit(self, published: list[bytes], acked: list[bytes]) -> None:
-        """The commit of these messages and acks is sent."""
+    def commit(self, client: int, published: list[bytes], acked: list[bytes]) -> None:
+        """A client sends the commit of these messages and acks."""
         transaction = Transaction(published, acked)
         self.transactions.append(transaction)
         for body in acked:
-            self.by_body[body].acked_in = transaction
+            message = self.by_body[body]
+            message.acked_in = transaction
+            if message.holder != client:
+                # It has gone back to the queue, and another client has got it.
+                transaction.came_again.append(body)
 
     def confirmed(self, body: bytes, queue_id: int) -> None:
         """The message is confirmed; this queue has the name now."""
@@ -119,9 +126,9 @@ class Messages:
         message = self.by_body.get(body)
         return message is not None and message.queue_id == queue_id
 
-    def seen(self, body: bytes, queue_id: int, *, redelivered: bool, away: bool) -> None:
-        """A client got the message from this queue; `away` if that lives on another node, or on one that lags
-        behind the others.
+    def seen(self, body: bytes, queue_id: int, client: int, *, redelivered: bool, away: bool) -> None:
+        """A client got the message from this queue; `away` if that lives on another node, or on one that
+        lags behind the others.
 
         Then the message may have been on its way when the link broke, and may come after another client got
         it with the flag.
@@ -140,6 +147,7 @@ class Messages:
                 raise Violation(f"{body!r} is handed out again, and is not flagged as redelivered")
             message.unflagged = True
         message.seen = True
+        message.holder = client
         if message.acked_in is not None:
             message.acked_in.came_again.append(body)
 
