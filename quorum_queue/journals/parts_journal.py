@@ -79,8 +79,8 @@ def restore(machine: Machine, position: int, payload: bytes | memoryview) -> Non
     part.participants, part.prepared, part.position = queues, prepared, position
     for (low, high), names in messages:
         for run in sorted(machine.take_positions(low, high), key=attrgetter("seqs.start")):
-            # A mark of deliveries may have passed it: it was never delivered.
-            run.redelivered, run.attempts = False, 0
+            # It is marked as delivered if later ones were, and if its decision had come and was not on disk
+            # yet: so it comes as one that may have been delivered.
             found = None if names is None else [names[seq - low] for seq in run.seqs]
             part.add_messages(run, found)
     for verb, spans in acked:
