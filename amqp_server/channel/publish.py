@@ -85,7 +85,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     broker.access.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
-    if exchange and declared is not None and declared.type == "topic":
+    if exchange and declared is not None and declared.routing_type == "topic":
         broker.access.permissions.check_topic(
             connection.client.access, vhost.name, exchange, routing_key, "write"
         )
@@ -283,7 +283,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     ttl_ms = expiration_ms(properties.text("expiration"))
     headers = properties.headers
     copies = _copies(headers)
-    if copies and route.counted is not None and route.counted.type == "topic":
+    if copies and route.counted is not None and route.counted.routing_type == "topic":
         _check_topics(channel, assembly, copies)
     level = _confirm_level(channel, properties)
     changed = _change(channel, properties, headers)
