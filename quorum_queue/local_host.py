@@ -8,6 +8,7 @@ settled messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Final
 
 from quorum_queue.clock import Clock, QueueTime
@@ -196,7 +197,10 @@ class LocalHost(DeadLettering):
         record.stored = None
         record.journal = StatusJournal(self.services.journal, self.queue_id, record, stored)
         if stored is not None:
-            present = [(run.seqs, run.redelivered) for run in self.machine.ready.runs()]
+            machine = self.machine
+            present = [
+                (run.seqs, run.redelivered) for run in chain(machine.ready.runs(), machine.delayed.runs())
+            ]
             for part in self.machine.parts.all():
                 present += [(run.seqs, False) for run, _ in part.enqueued]
                 present += [(run.seqs, True) for _, runs in part.settled for run in runs]
