@@ -176,7 +176,7 @@ class LocalHost(DeadLettering):
             self._begin_record(machine.record)
         elif machine.stale_record:
             services.journal.settle(queue_id, machine.stale_record)
-        if machine.ready.count:
+        if machine.ready.count or machine.delayed.count:
             # The journal does not tell when they came.
             machine.arrivals = Arrivals.restored([], [], services.queue_time.now_ms())
         services.memory.register(self)
