@@ -456,7 +456,7 @@ class LocalHost(DeadLettering):
         if self._spilled_to >= 0:
             self.services.spill.drop(self.queue_id)
         unanswered, self._unanswered = self._unanswered, NO_LIST
-        answer_publishes(unanswered, confirm=False)
+        answer_publishes(unanswered, gone=False)
         self._refuse_pending()
         self._refuse_askers(why)
 
@@ -471,9 +471,9 @@ class LocalHost(DeadLettering):
         Leftover(self.machine, self._turn).free()
 
     def _refuse_pending(self) -> None:
-        """A message for a deleted queue goes to no queue: its publisher gets a confirm, not a refusal."""
+        """A message for a deleted queue goes to no queue, and is not refused."""
         commands, self.pending = self.pending, []
-        answer_publishes(commands, confirm=self.ended == "deleted")
+        answer_publishes(commands, gone=self.ended == "deleted")
 
     # -- effects ---------------------------------------------------------------------------------------------
 

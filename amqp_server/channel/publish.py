@@ -20,7 +20,7 @@ from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
 from amqp_server.broker.traffic import SIZE_BOUNDS, MessageSizes
 from amqp_server.channel import retries
-from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
+from amqp_server.channel.confirms import Confirms, Copies, Lane, Mandatory, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.delays import always_waits, is_asked, wait_ms
 from amqp_server.channel.routing import queues_of, route_of
@@ -539,6 +539,8 @@ def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[T
             confirms.confirmed(first, first + count - 1)
     if commit is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = commit.await_answers(count)
+    if route.mandatory and commit is None and confirms is not None:
+        origin = Mandatory(origin)
     # To a transaction each refusal matters at once: answers of other queues may come after the commit.
     if confirms is not None and len(targets) > 1 and origin is not commit:
         return targets, Copies(origin, first, count, len(targets)), first, size
