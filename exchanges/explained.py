@@ -104,7 +104,7 @@ def _step(
 
 def _matches(exchange: Exchange, binding: Binding, routing_key: str, message: Message | None) -> bool:
     """True if this binding matches; one destination may have several bindings."""
-    if exchange.type not in _BY_THEMSELVES:
+    if exchange.routing_type not in _BY_THEMSELVES:
         return True
     alone = create_matcher(exchange.type, exchange.arguments, len(binding.routing_key), anywhere)
     try:

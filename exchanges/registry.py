@@ -47,6 +47,11 @@ _ROUTING: frozenset[str] = frozenset(_TYPES) - {DELAYED, SUPER_STREAM}
 EXCHANGE_TYPES: tuple[str, ...] = tuple(_TYPES)
 
 
+def routing_type(exchange_type: str, arguments: Mapping[str, object]) -> str:
+    """Return the type by which an exchange of this type routes."""
+    return type_within(arguments, _ROUTING) if exchange_type == DELAYED else exchange_type
+
+
 def create_matcher(
     exchange_type: str,
     arguments: Mapping[str, object],

@@ -9,7 +9,7 @@ from exchanges.errors import InvalidArgument, RoutingTooLong, UnknownExchangeTyp
 from exchanges.field import type_name
 from exchanges.local_random import anywhere
 from exchanges.matcher import Depends, Destinations, Matcher, Message
-from exchanges.registry import PREDECLARED, create_matcher
+from exchanges.registry import PREDECLARED, create_matcher, routing_type
 from exchanges.super_stream import left_in_run
 from exchanges.topic import TopicMatcher
 
@@ -46,12 +46,16 @@ class Exchange:
         "predeclared",
         "published_in",
         "published_out",
+        "routing_type",
         "type",
     )
 
     def __init__(self, name: str, type: str, matcher: Matcher, arguments: Mapping[str, object]) -> None:
         self.name = name
         self.type = type
+        #: The type by which it routes: another one only for x-delayed-message. What bindings and routing keys
+        #: may be depends on this one.
+        self.routing_type = routing_type(type, arguments)
         self.matcher = matcher
         self.arguments = arguments
         self.durable = False

@@ -68,7 +68,7 @@ class DeletedHost(QueueHost):
 
     def apply_pending(self) -> None:
         pending, self.pending = self.pending, []
-        answer_publishes(pending, confirm=True)
+        answer_publishes(pending, gone=True)
 
     def barrier(self, done: Callable[..., None]) -> None:
         done()

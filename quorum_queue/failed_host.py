@@ -48,7 +48,7 @@ class FailedHost(QueueHost):
 
     def apply_pending(self) -> None:
         pending, self.pending = self.pending, []
-        answer_publishes(pending, confirm=self.ended == "deleted")
+        answer_publishes(pending, gone=self.ended == "deleted")
 
     def barrier(self, done: Callable[..., None]) -> None:
         if self.ended == "deleted":

@@ -384,12 +384,14 @@ class QueueHost:
             passed(why)
 
 
-def answer_publishes(commands: list[Command], *, confirm: bool) -> None:
-    """Answer the publishers of all messages among these commands, which will not be applied."""
+def answer_publishes(commands: list[Command], *, gone: bool) -> None:
+    """Answer the publishers of all messages among these commands, which will not be applied. `gone`: because
+    the queue was deleted.
+    """
     for command in commands:
         if command[0] in ENQUEUES and command[2] is not None:
             last = command[3] + len(command[1].seqs) - 1
-            (command[2].confirmed if confirm else command[2].refused)(command[3], last)
+            (command[2].gone if gone else command[2].refused)(command[3], last)
 
 
 __all__ = ["DELETED", "MOVED", "Ended", "Got", "Key", "QueueHost", "answer_publishes"]

@@ -8,6 +8,7 @@ settled messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import Any, Final
 
 from quorum_queue.clock import Clock, QueueTime
@@ -175,7 +176,7 @@ class LocalHost(DeadLettering):
             self._begin_record(machine.record)
         elif machine.stale_record:
             services.journal.settle(queue_id, machine.stale_record)
-        if machine.ready.count:
+        if machine.ready.count or machine.delayed.count:
             # The journal does not tell when they came.
             machine.arrivals = Arrivals.restored([], [], services.queue_time.now_ms())
         services.memory.register(self)
@@ -196,7 +197,10 @@ class LocalHost(DeadLettering):
         record.stored = None
         record.journal = StatusJournal(self.services.journal, self.queue_id, record, stored)
         if stored is not None:
-            present = [(run.seqs, run.redelivered) for run in self.machine.ready.runs()]
+            machine = self.machine
+            present = [
+                (run.seqs, run.redelivered) for run in chain(machine.ready.runs(), machine.delayed.runs())
+            ]
             for part in self.machine.parts.all():
                 present += [(run.seqs, False) for run, _ in part.enqueued]
                 present += [(run.seqs, True) for _, runs in part.settled for run in runs]
@@ -452,7 +456,7 @@ class LocalHost(DeadLettering):
         if self._spilled_to >= 0:
             self.services.spill.drop(self.queue_id)
         unanswered, self._unanswered = self._unanswered, NO_LIST
-        answer_publishes(unanswered, confirm=False)
+        answer_publishes(unanswered, gone=False)
         self._refuse_pending()
         self._refuse_askers(why)
 
@@ -467,9 +471,9 @@ class LocalHost(DeadLettering):
         Leftover(self.machine, self._turn).free()
 
     def _refuse_pending(self) -> None:
-        """A message for a deleted queue goes to no queue: its publisher gets a confirm, not a refusal."""
+        """A message for a deleted queue goes to no queue, and is not refused."""
         commands, self.pending = self.pending, []
-        answer_publishes(commands, confirm=self.ended == "deleted")
+        answer_publishes(commands, gone=self.ended == "deleted")
 
     # -- effects ---------------------------------------------------------------------------------------------
 

@@ -27,6 +27,11 @@ class Origin(Protocol):
 
     def refused(self, first: int, last: int) -> None: ...
 
+    def gone(self, first: int, last: int) -> None:
+        """The queue was deleted before it took these messages: what there is to say of a message that reaches
+        no queue.
+        """
+
 
 class Sink(Protocol):
     """The consumer's side: takes deliveries of its consumer, bodies in memory."""

@@ -64,6 +64,9 @@ class Outcome:
         self._taken = False
         self._answered(last - first + 1)
 
+    def gone(self, first: int, last: int) -> None:
+        self.refused(first, last)
+
     def sent(self, *, routed: bool) -> None:
         """All messages were handed to their targets. `routed`: each of them had one."""
         self._taken = self._taken and routed

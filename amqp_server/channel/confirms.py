@@ -9,7 +9,7 @@ from amqp_server.channel.connection import Outbox
 from amqp_server.turn import Turn
 
 if TYPE_CHECKING:
-    from amqp_server.channel.transactions.commit_answers import CommitAnswers, CommitOrigin
+    from amqp_server.channel.transactions.commit_answers import CommitAnswers
 
 _FRAME = struct.Struct(">BHIHHQBB")
 _ACK, _NACK = 80, 120
@@ -81,6 +81,10 @@ class Confirms:
         self.refused_count += last - first + 1
         self._nacked.append((first, last))
         self._turn.confirm(self)
+
+    def gone(self, first: int, last: int) -> None:
+        """Messages that reach no queue are confirmed, unless they are mandatory: see Mandatory."""
+        self.confirmed(first, last)
 
     def mixed(self, mixed: Mixed) -> None:
         """This object has answers for some of its messages."""
@@ -205,17 +209,45 @@ class Lane:
     def refused(self, first: int, last: int) -> None:
         self._mixed.refused(self._lane, first, last)
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
+
+class Mandatory:
+    """Origin of messages that are to reach a queue: refused if all their queues were deleted first. They were
+    routed, so it is too late to return them.
+    """
+
+    __slots__ = ("_origin",)
+
+    def __init__(self, origin: Confirms | Lane) -> None:
+        self._origin = origin
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._origin.confirmed(first, last)
+
+    def refused(self, first: int, last: int) -> None:
+        self._origin.refused(first, last)
+
+    def gone(self, first: int, last: int) -> None:
+        self.refused(first, last)
+
 
 class Copies:
-    """Origin of messages to several queues: confirmed when all took them, refused when one refused."""
+    """Origin of messages to several queues: confirmed when all took them, refused when one refused, and gone
+    when all were deleted. Of one queue of several that was deleted nobody asks whether it took them.
+    """
 
-    __slots__ = ("_first", "_left", "_origin", "_refused")
+    __slots__ = ("_first", "_gone", "_left", "_origin", "_refused", "_targets")
 
     def __init__(
-        self, origin: Confirms | Lane | CommitOrigin | CommitAnswers, first: int, count: int, targets: int
+        self, origin: Confirms | Lane | Mandatory | CommitAnswers, first: int, count: int, targets: int
     ) -> None:
         self._origin = origin
         self._first = first
+        self._targets = targets
+        #: Queues that were deleted before they took a message, by its index.
+        self._gone: dict[int, int] | None = None
         #: Answers still awaited for each message.
         self._left = [targets] * count
         self._refused: dict[int, None] = {}
@@ -240,3 +272,14 @@ class Copies:
         for index in range(first - self._first, last - self._first + 1):
             self._refused[index] = None
         self.confirmed(first, last)
+
+    def gone(self, first: int, last: int) -> None:
+        if self._gone is None:
+            self._gone = {}
+        for number in range(first, last + 1):
+            index = number - self._first
+            self._gone[index] = count = self._gone.get(index, 0) + 1
+            if count < self._targets:
+                self.confirmed(number, number)
+            else:
+                self._origin.gone(number, number)

@@ -289,7 +289,7 @@ def change_binding(channel: Channel, binding: Binding, answer: base.Frame | None
     permissions.check(connection.client.access, vhost.name, binding.kind, binding.destination, "write")
     permissions.check(connection.client.access, vhost.name, "exchange", binding.source, "read")
     source = vhost.router.get(binding.source)
-    if source is not None and source.type == "topic":
+    if source is not None and source.routing_type == "topic":
         key = binding.routing_key
         permissions.check_topic(connection.client.access, vhost.name, binding.source, key, "read")
     _check_ends(channel, binding, add=add)

@@ -124,7 +124,8 @@ def publish_unchanged(
         exchange=exchange,
         routing_key=routing_key,
         head=short_string(exchange) + short_string(routing_key),
-        mandatory=False,
+        # It is not to be lost with a queue that is deleted before it has it.
+        mandatory=True,
         targets=connection.incoming.targets((queue,)),
         counted=channel.vhost.router.get(""),
         waits=wait_ms > 0,

@@ -20,7 +20,7 @@ from amqp_server.broker.routing_view import RoutingView
 from amqp_server.broker.topology.consumer_groups import refuse_publish
 from amqp_server.broker.traffic import SIZE_BOUNDS, MessageSizes
 from amqp_server.channel import retries
-from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
+from amqp_server.channel.confirms import Confirms, Copies, Lane, Mandatory, Mixed
 from amqp_server.channel.deduplication import enqueue_named
 from amqp_server.channel.delays import always_waits, is_asked, wait_ms
 from amqp_server.channel.routing import queues_of, route_of
@@ -85,7 +85,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     broker.access.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
-    if exchange and declared is not None and declared.type == "topic":
+    if exchange and declared is not None and declared.routing_type == "topic":
         broker.access.permissions.check_topic(
             connection.client.access, vhost.name, exchange, routing_key, "write"
         )
@@ -283,7 +283,7 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     ttl_ms = expiration_ms(properties.text("expiration"))
     headers = properties.headers
     copies = _copies(headers)
-    if copies and route.counted is not None and route.counted.type == "topic":
+    if copies and route.counted is not None and route.counted.routing_type == "topic":
         _check_topics(channel, assembly, copies)
     level = _confirm_level(channel, properties)
     changed = _change(channel, properties, headers)
@@ -539,6 +539,8 @@ def begin_publish(segment: Segment, commit: CommitOrigin | None) -> tuple[list[T
             confirms.confirmed(first, first + count - 1)
     if commit is not None and targets and segment.attributes.confirm_level != MAJORITY:
         origin = commit.await_answers(count)
+    if route.mandatory and commit is None and confirms is not None:
+        origin = Mandatory(origin)
     # To a transaction each refusal matters at once: answers of other queues may come after the commit.
     if confirms is not None and len(targets) > 1 and origin is not commit:
         return targets, Copies(origin, first, count, len(targets)), first, size

@@ -284,9 +284,9 @@ class StreamHost(StreamReaders):
         self._to_serve.clear()
 
     def _refuse_pending(self) -> None:
-        """A publish that came after the queue was deleted reached no queue: it is confirmed, not refused."""
+        """A publish that came after the queue was deleted reached no queue, and is not refused."""
         commands, self.pending = self.pending, []
-        answer_publishes(commands, confirm=self.ended == "deleted")
+        answer_publishes(commands, gone=self.ended == "deleted")
 
     # -- publishing ------------------------------------------------------------------------------------------
 

@@ -69,12 +69,10 @@ class Publishes:
         self._waiting = left
 
     def end(self, *, deleted: bool) -> None:
-        """Answer all publishes, because the host ends. Publishes to a deleted queue reach no queue, so they
-        are confirmed.
-        """
+        """Answer all publishes, because the host ends. Publishes to a deleted queue reach no queue."""
         waiting, self._waiting = self._waiting, []
         for publish in waiting:
-            answer = publish.origin.confirmed if deleted else publish.origin.refused
+            answer = publish.origin.gone if deleted else publish.origin.refused
             answer(publish.first, publish.last)
 
 

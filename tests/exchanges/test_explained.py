@@ -45,6 +45,14 @@ def test_the_bindings_that_match() -> None:
     assert told.certain and not told.cut
 
 
+def test_the_bindings_that_match_of_an_exchange_that_delays() -> None:
+    router = a_router()
+    router.declare("x", "x-delayed-message", arguments={"x-delayed-type": "topic"})
+    router.bind(Binding("x", "q", "queue", "a.*"))
+    router.bind(Binding("x", "q", "queue", "b.*"))
+    assert matched(explain(router, "x", "a.b")) == [("x", "q", "a.*")]
+
+
 def test_exchanges_on_the_way_and_circles() -> None:
     router = a_router("x:direct", "y:fanout")
     router.bind(Binding("x", "y", "exchange", "k"))

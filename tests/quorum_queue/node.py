@@ -142,6 +142,9 @@ class Publisher:
     def refused(self, first: int, last: int) -> None:
         self._answer(first, last, self.refusals)
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
 
 class Receiver:
     """A consumer's sink: (delivery id, content, redelivered) as they came."""

@@ -471,6 +471,22 @@ def test_attempts_outlive_a_crash() -> None:
     assert state(host) == [(1, True, 3), (2, True, 1), (3, False, 0), (4, False, 0)]
 
 
+def test_a_message_that_waited_at_the_start_is_as_old_as_the_node() -> None:
+    node = QueueNode()
+    host = node.host(Settings(retry_type="all", retry_min_ms=500, retry_max_ms=500), journalled=True)
+    attach(host, prefetch=1)
+    publish(host, numbered(1, 1))
+    node.commit()
+    host.submit(("return", "c", 0, 0))
+    node.commit()
+    host = node.crash({"x-delayed-retry-type": "all", "x-delayed-retry-min": 500})
+    assert host.delayed_count == 1
+    node.clock.now_ms += 600
+    host.wake()
+    assert host.ready_count == 1
+    assert host.oldest_age_ms() == 600
+
+
 def test_numbers_are_not_used_twice() -> None:
     node = QueueNode()
     host = node.host(Settings(), journalled=True)

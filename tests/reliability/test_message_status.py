@@ -117,6 +117,33 @@ def test_kill_9_again_and_again(tmp_path: Path, kind: str) -> None:
             assert abs(again["queued_ms"] - told["queued_ms"]) < 60_000
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_messages_that_wait_are_not_lost(tmp_path: Path, kind: str) -> None:
+    with Node(tmp_path) as node:
+        with connect(node) as connection:
+            channel = connection.channel()
+            channel.queue_declare(
+                "q", durable=True, arguments={"x-queue-type": kind, "x-delayed": True, **ON}
+            )
+            channel.confirm_delivery()
+            for id, headers in ("later", {"x-delay": 60_000}), ("again", {}):
+                channel.basic_publish(
+                    "", "q", b"", BasicProperties(message_id=id, delivery_mode=2, headers=headers)
+                )
+            method, _, _ = channel.basic_get("q")
+            assert method is not None
+            again = {"x-delivery-tag": method.delivery_tag, "x-delay": 60_000}
+            channel.basic_publish("amq.mqd.retry", "", b"", BasicProperties(headers=again))
+        node.kill()
+        node.start()
+        with connect(node) as connection:
+            asker = Asker(connection.channel())
+            assert [asker.state(id, "q") for id in ("later", "again")] == [("queued", "")] * 2
+            assert [
+                asker.ask(id, "q")["queues"][0]["messages"][0]["deliveries"] for id in ("later", "again")
+            ] == [0, 1]
+
+
 def test_transient_messages_of_a_durable_queue_are_lost_and_said_so(tmp_path: Path) -> None:
     with Node(tmp_path) as node:
         with connect(node) as connection:

@@ -229,9 +229,9 @@ class VHost:
         room.check(room.bindings_refused(self, binding.source, room.room_of(self)))
         parts.counts.check_declared(declared_memory.of_binding(binding.routing_key, binding.arguments))
         source = self.router.get(binding.source)
-        if source is not None and source.type == LOCAL_RANDOM:
+        if source is not None and source.routing_type == LOCAL_RANDOM:
             self._check_local(binding)
-        if source is not None and source.type == "topic":
+        if source is not None and source.routing_type == "topic":
             count, most = binding.routing_key.split(".").count("#"), parts.config.topic_hashes_max
             if count > most:
                 raise InvalidArgument(f"binding key has {count} '#' words, at most {most} are allowed")

@@ -31,6 +31,9 @@ class CommitOrigin:
     def refused(self, first: int, last: int) -> None:
         self.partial = True
 
+    def gone(self, first: int, last: int) -> None:
+        """What went to a queue that is deleted behind the commit is lost with it."""
+
     def await_answers(self, count: int) -> CommitAnswers:
         """Return the origin of this many messages; the commit waits for their answers."""
         if self._answers is None:
@@ -67,6 +70,9 @@ class CommitAnswers:
 
     def refused(self, first: int, last: int) -> None:
         self._origin.refused(first, last)
+        self.confirmed(first, last)
+
+    def gone(self, first: int, last: int) -> None:
         self.confirmed(first, last)
 
     def when_complete(self, then: Callable[[], None]) -> None:

@@ -219,7 +219,7 @@ def _require_ends(call: Call, vhost: str) -> None:
 def _require_topic(call: Call, vhost: str, routing_key: str) -> None:
     source, _, _ = _ends(call)
     exchange = call.broker.vhost(vhost).router.get(source)
-    if exchange is not None and exchange.type == "topic":
+    if exchange is not None and exchange.routing_type == "topic":
         call.require_topic(vhost, source, routing_key, "read")
 
 

@@ -127,7 +127,14 @@ class QueueReads:
             unacked,
             delayed,
             host.oldest_age_ms() if ready else None,
+            *(self._waits(host) if delayed else _NO_WAITS),
         )
+
+    def _waits(self, host: Host) -> Sequence[Any]:
+        order, now_ms = host.order(), self._broker.clock.wall_ms()
+        if order is None or order.next_ms is None or order.last_ms is None:
+            return _NO_WAITS
+        return now_ms + order.next_ms, now_ms + order.last_ms
 
     def limits(self, queue: Queue) -> Sequence[Any]:
         settings = queue.settings
@@ -139,12 +146,11 @@ class QueueReads:
 
     def order(self, queue: Queue) -> Sequence[Any]:
         host = queue.host if isinstance(queue.host, LocalHost) else host_of(self._broker, queue)
-        order, now_ms = host.order(), self._broker.clock.wall_ms()
+        order = host.order()
         if order is None:
-            return (ABSENT,) * 5
+            return (ABSENT,) * 3
         ranks = {str(rank): count for rank, count in order.by_rank.items()}
-        waits = [ABSENT if in_ms is None else now_ms + in_ms for in_ms in (order.next_ms, order.last_ms)]
-        return (ranks, len(ranks), order.returned, *waits)
+        return ranks, len(ranks), order.returned
 
     def bodies(self, queue: Queue) -> Sequence[Any]:
         host = queue.host
@@ -178,6 +184,7 @@ _SAME, _ADDED = Merge.SAME, Merge.ADDED
 _ALL = frozenset(QUEUE_TYPES.values())
 _REPLICATED, _NOT_STREAMS, _NOT_LOGGED = _ALL - {CLASSIC}, _ALL - {STREAM}, frozenset({CLASSIC, GROUP})
 _HAVE_RETRIES = frozenset({CLASSIC, QUORUM})
+_NO_WAITS = (ABSENT, ABSENT)
 COLUMNS = Table(
     "Queue",
     (
@@ -218,6 +225,9 @@ COLUMNS = Table(
         #: Age of the oldest ready message; of those that were there when a single node started, the time
         #: since then.
         Column("oldest_message_age_ms", "integer?", QueueReads.counts, types=_HAVE_RETRIES),
+        #: When the first and the last of the messages that wait are ready again, ms since 1970.
+        Column("next_delayed_at", "integer", QueueReads.counts, types=_HAVE_RETRIES),
+        Column("last_delayed_at", "integer", QueueReads.counts, types=_HAVE_RETRIES),
         Column("delivery_limit", "integer|string", QueueReads.limits, types=frozenset({QUORUM})),
         #: Which returned messages wait, and how long.
         Column("delayed_retry", "string", QueueReads.limits, types=frozenset({QUORUM})),
@@ -225,9 +235,6 @@ COLUMNS = Table(
         Column("messages_by_priority", "object", QueueReads.order, types=frozenset({QUORUM})),
         Column("messages_active_priorities", "integer", QueueReads.order, types=frozenset({QUORUM})),
         Column("messages_ready_returned", "integer", QueueReads.order, types=frozenset({QUORUM})),
-        #: When the first and the last of the messages that wait are ready again, ms since 1970.
-        Column("next_delayed_at", "integer", QueueReads.order, types=frozenset({QUORUM})),
-        Column("last_delayed_at", "integer", QueueReads.order, types=frozenset({QUORUM})),
         Column("message_bytes", "integer", QueueReads.bodies),
         Column("message_bytes_ready", "integer", QueueReads.bodies, types=_NOT_STREAMS),
         Column("message_bytes_unacknowledged", "integer", QueueReads.bodies, types=_NOT_STREAMS),

@@ -178,7 +178,7 @@ class ConsumerGroupHost(QueueHost):
                 self._purge(command[1])
             elif verb in ENQUEUES:
                 # The default exchange routed this publish here; other routes to a group are refused earlier.
-                answer_publishes([command], confirm=False)
+                answer_publishes([command], gone=False)
 
     def _go_on(self) -> None:
         """Do the work that follows from the last changes."""
@@ -242,7 +242,7 @@ class ConsumerGroupHost(QueueHost):
 
     def _refuse_pending(self) -> None:
         commands, self.pending = self.pending, []
-        answer_publishes(commands, confirm=False)
+        answer_publishes(commands, gone=False)
 
     # -- members ---------------------------------------------------------------------------------------------
 

@@ -493,7 +493,7 @@ class ConsumerGroupMemberHost(GroupEffects):
 
     def _refuse_pending(self) -> None:
         pending, self.pending = self.pending, []
-        answer_publishes(pending, confirm=False)
+        answer_publishes(pending, gone=False)
 
     def closed(self) -> None:
         # These objects refer to each other: break the reference cycles.

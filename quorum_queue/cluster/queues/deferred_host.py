@@ -285,16 +285,16 @@ class DeferredHost(QueueHost):
         self._refuse_askers(why)
 
     def _refuse_publishes(self) -> None:
-        """Confirm publishes on their way to a deleted queue, since no queue takes them; else refuse them."""
+        """Tell publishers whose messages are on their way that the queue is gone; else refuse them."""
         publishes, self._publishes = self._publishes, {}
         for publish in publishes.values():
             origin = publish.origin
-            answer = origin.confirmed if self.ended == "deleted" else origin.refused
+            answer = origin.gone if self.ended == "deleted" else origin.refused
             answer(publish.first, publish.last)
 
     def _refuse_pending(self) -> None:
         pending, self.pending = self.pending, []
-        answer_publishes(pending, confirm=self.ended == "deleted")
+        answer_publishes(pending, gone=self.ended == "deleted")
 
     def _refuse_askers(self, why: Refused) -> None:
         # Cleared first, because a refused caller may ask again.

@@ -105,6 +105,9 @@ class GuestOrigin:
     def refused(self, first: int, last: int) -> None:
         self._guest.tell(events.REFUSED, self._token, first, last)
 
+    def gone(self, first: int, last: int) -> None:
+        """The publisher's node answers when it knows of the deletion, too."""
+
 
 class Guests:
     """All guests at the queues of this node."""

@@ -51,5 +51,7 @@ class _Waiting:
     def refused(self, first: int, last: int) -> None:
         self._done(UNKNOWN_PART)
 
+    gone = refused
+
 
 __all__ = ["UNKNOWN_PART", "Prepared", "applied_parts", "when_all_have_it"]

@@ -10,7 +10,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given
 
-from amqp_server.channel.confirms import Confirms, Copies, Lane, Mixed
+from amqp_server.channel.confirms import Confirms, Copies, Lane, Mandatory, Mixed
 
 pytestmark = pytest.mark.pure
 CHANNEL = 5
@@ -123,28 +123,34 @@ def test_a_message_is_confirmed_when_all_its_queues_have_taken_it(
     count: int, targets: int, data: st.DataObject
 ) -> None:
     """A message for several queues is taken when all of them have taken it; one refusal is enough to refuse
-    it.
+    it. A deleted queue does not matter; if all are, a mandatory message is refused.
     """
     fixture = Fixture(count)
-    copies = Copies(fixture.confirms, 1, count, targets)
+    mandatory = data.draw(st.booleans())
+    copies = Copies(Mandatory(fixture.confirms) if mandatory else fixture.confirms, 1, count, targets)
     #: The queues answer in ranges of their own, and in their own order.
-    answers: list[tuple[int, int, bool]] = []
+    answers: list[tuple[int, int, str]] = []
     for _ in range(targets):
         first = 1
         while first <= count:
             last = data.draw(st.integers(first, count))
-            answers.append((first, last, data.draw(st.integers(0, 3)) > 0))
+            answers.append(
+                (first, last, data.draw(st.sampled_from(["taken", "taken", "refused", "gone", "gone"])))
+            )
             first = last + 1
     left = dict.fromkeys(range(1, count + 1), targets)
     refused: set[int] = set()
-    for first, last, taken in data.draw(st.permutations(answers)):
+    gone = dict.fromkeys(range(1, count + 1), 0)
+    for first, last, answer in data.draw(st.permutations(answers)):
         for number in range(first, last + 1):
             left[number] -= 1
-            if not taken:
+            gone[number] += answer == "gone"
+            if answer == "refused" or (mandatory and gone[number] == targets):
                 refused.add(number)
             if not left[number]:
                 fixture.client.known[number] = "nack" if number in refused else "ack"
-        (copies.confirmed if taken else copies.refused)(first, last)
+        tell = {"taken": copies.confirmed, "refused": copies.refused, "gone": copies.gone}[answer]
+        tell(first, last)
         if data.draw(st.booleans()):
             fixture.flush()
     fixture.flush()

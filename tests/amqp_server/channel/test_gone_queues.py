@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pamqp import base, commands
 
+from amqp_server.broker.dead_letter import Outcome
 from quorum_queue.host import DELETED
 from quorum_queue.local_host import LocalHost
 
@@ -34,3 +35,14 @@ def test_it_is_not_found(monkeypatch: pytest.MonkeyPatch, method: str, request_:
     [(_, answer)] = peer.call(1, request_)
     assert isinstance(answer, commands.Channel.Close)
     assert (answer.reply_code, answer.reply_text) == (404, "NOT_FOUND - no queue 'q' in vhost '/'")
+
+
+@pytest.mark.parametrize("answers", [["gone"], ["confirmed", "gone"], ["confirmed", "refused"]])
+def test_a_dead_letter_is_kept_that_a_deleted_queue_did_not_take(answers: list[str]) -> None:
+    told: list[bool] = []
+    outcome = Outcome(told.append)
+    outcome.expect(len(answers))
+    for answer in answers:
+        getattr(outcome, answer)(1, 1)
+    outcome.sent(routed=True)
+    assert told == [False]

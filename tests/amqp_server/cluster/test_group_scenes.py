@@ -38,6 +38,9 @@ class Accepted:
     def refused(self, first: int, last: int) -> None:
         raise AssertionError("a publish is refused")
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
 
 class Member:
     """A consumer that notes the messages it gets. See amqp_server.streams.local_host.Sink."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from typing import Any
+from urllib.parse import quote
 
 import pika
 import pytest
@@ -46,6 +47,23 @@ def test_at_any_node(ring: Ring, kind: str) -> None:
             assert wait(channel, queue, 1) == [(b"1", False)]
             assert wait(channel, queue, 1) == [(b"0", True)]
             assert time.monotonic() - begun >= 0.9
+    with ring.channel("n3") as channel:
+        channel.queue_delete(queue)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_node_says_until_when(ring: Ring, kind: str) -> None:
+    queue = f"told {kind}"
+    with ring.channel("n2") as channel:
+        channel.queue_declare(queue, durable=True, arguments=KINDS[kind])
+        fill(channel, queue, 2)
+        now_ms = time.time() * 1000
+        for delay_ms in (200_000, 100_000):
+            give_back(channel, queue, delay_ms)
+    for node in NAMES:
+        row = ring.get(node, f"/api/queues/%2F/{quote(queue)}")
+        assert 0 <= row["next_delayed_at"] - now_ms - 100_000 < 30_000
+        assert 0 <= row["last_delayed_at"] - now_ms - 200_000 < 30_000
     with ring.channel("n3") as channel:
         channel.queue_delete(queue)
 

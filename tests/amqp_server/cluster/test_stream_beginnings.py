@@ -46,6 +46,9 @@ class Origin:
     def refused(self, first: int, last: int) -> None:
         raise AssertionError("a publish is refused")
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
 
 class Reader:
     """A client that consumes. See amqp_server.streams.local_host.Sink."""

@@ -229,6 +229,9 @@ class Answer:
         self._taken = False
         self.confirmed(first, last)
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
 
 class Proposals:
     """Stands in for group 0: the simulation notes changes of members, and tells the nodes later."""

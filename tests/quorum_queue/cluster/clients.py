@@ -98,6 +98,9 @@ class Publisher:
         self.ledger.refused.update(dict.fromkeys(refused))
         self.ledger.note("refused", last - first + 1)
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
     def _answered(self, first: int, last: int) -> range:
         numbers = range(first, last + 1)
         for number in numbers:

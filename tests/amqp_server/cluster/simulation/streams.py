@@ -194,6 +194,9 @@ class Origin:
     def refused(self, first: int, last: int) -> None:
         self._ledger.note("refused", last + 1 - first)
 
+    def gone(self, first: int, last: int) -> None:
+        self.confirmed(first, last)
+
 
 class Program:
     """A publishing program, which numbers its messages."""
