@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.model import pairs
 from tests.model.generator import draw
+from tests.model.judge import Judge
+from tests.model.judging.requests import OWN
 from tests.model.programs import Program
 from tests.model.shrink import shrunk
 from tests.model.spec.channels import Channel, Delivered, Session, User
@@ -344,6 +348,89 @@ def test_a_returned_message_is_counted_late_on_three_nodes(three: Talk) -> None:
     three.step()
     three.step()
     assert queue.count() == (1, 1)
+
+
+def test_what_comes_back_may_expire_before_its_auto_delete_queue_goes(three: Talk) -> None:
+    dead = three.declare("dead")
+    queue = three.declare(
+        "q",
+        message_ttl=0,
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+        delayed_retry_type="all",
+        delayed_retry_min=150,
+    )
+    queue.auto_delete = True
+    three.consume("q")
+    three.publish("q")
+    three.deliver(1)
+    three.step()
+    three.model.close_channel(three.channel)
+    assert "q" not in three.model.queues
+    assert [(copy.message.number, copy.presence) for copy in dead.line()] == [(1, Presence.MAYBE)]
+
+
+def test_what_lost_its_transient_letters_dies_again(three: Talk) -> None:
+    dead = three.declare("dead")
+    queue = three.declare(
+        "q", "quorum", message_ttl=10, dead_letter_exchange="", dead_letter_routing_key="dead"
+    )
+    three.publish("q", persistent=False)
+    [copy] = queue.copies
+    three.model.dead_letter(queue, copy, "expired", certain=False)
+    dead.crash()
+    three.model.letters_lost()
+    three.model.dead_letter(queue, copy, "expired", certain=True)
+    assert [letter.message.number for letter in dead.line()] == [1]
+
+
+def test_a_transaction_that_is_refused_in_a_cluster_dead_letters_nothing(three: Talk) -> None:
+    dead = three.declare("dead")
+    three.declare(
+        "q",
+        max_length=0,
+        overflow="reject-publish-dlx",
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+    )
+    three.done(three.model.select(three.channel, "tx"))
+    three.publish("q")
+    assert three.model.commit(three.channel).codes == {PRECONDITION_FAILED}
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_a_delivery_may_be_on_its_way_while_its_stream_is_deleted(three: Talk) -> None:
+    log = three.stream("s")
+    three.publish("s")
+    three.step()
+    three.done(three.model.qos(three.channel, 5, False))
+    three.done(three.model.consume(three.channel, "s", "r", arguments={"x-stream-offset": "first"}))
+    three.step()
+    three.model.remove_queue(log)
+    late = Delivered(1, 1, False, "", "s", {"x-stream-offset": 0}, 10, "r")
+    three.model.on_delivery(three.channel, late)
+    three.step()
+    three.step()
+    with pytest.raises(Broken, match="does not consume"):
+        three.model.on_delivery(three.channel, replace(late, tag=2))
+
+
+def test_steps_that_need_what_is_out_of_reach_are_left_out() -> None:
+    class Three:
+        def taken_for_granted(self) -> Broker:
+            return Broker(nodes=3, prompt=False)
+
+    judge = Judge(cast(Any, Three()), Program(0, 3, []), "v", 1.0)
+    talk = Talk()
+    talk.model = judge.model
+    talk.declare("q").reachable = False
+    large = {"op": "large", "client": OWN, "keys": ["p", "q"]}
+    assert judge._out_of_reach(large)
+    assert not judge._out_of_reach(large | {"keys": ["p"]})
+    judge.hit = {"n2"}
+    judge.model.vanishing = ["p"]
+    assert judge._out_of_reach(large | {"keys": ["p"]})
+    assert judge._out_of_reach({"op": "publish", "client": OWN, "exchange": "x", "key": "k", "messages": []})
 
 
 def test_what_was_published_together_is_deleted_together(talk: Talk) -> None:

@@ -206,6 +206,8 @@ class Faults(Transactions):
                 queue.lost_with_node = queue.lost_with_node or lost
             elif lost:
                 queue.crash()
+        if lost:
+            self.model.letters_lost()
 
     def _leave(self, queues: list[Queue]) -> None:
         """Clients of other nodes leave the queues that are on this node only."""

@@ -226,6 +226,10 @@ class Consuming(Topology):
 
     def on_delivery(self, channel: Channel, delivered: Delivered) -> None:
         reader = channel.readers.get(delivered.consumer)
+        if reader is None and delivered.consumer in channel.ended_readers:
+            ended_reader, step = channel.ended_readers[delivered.consumer]
+            # It was on its way when another client deleted the stream.
+            reader = ended_reader if self.step <= step + (self.broker.nodes > 1) else None
         if reader is not None:
             reader.take(int(delivered.headers["x-stream-offset"]), delivered.number)
             # Only this broker tells times.

@@ -116,6 +116,13 @@ class Letters(State):
                     letter.leave(NEVER)
             copy.letters, copy.doomed = [], False
 
+    def letters_lost(self) -> None:
+        """After a kill: of what is in doubt, transient letters may be lost, and it may die again."""
+        for queue in self.queues.values():
+            for copy in queue.copies if isinstance(queue, Queue) else ():
+                if copy.doomed and not copy.gone and all(each.gone_at == NEVER for each in copy.letters):
+                    copy.letters, copy.doomed = [], False
+
 
 def _in_cycle(queue: str, deaths: tuple[Any, ...]) -> bool:
     """True if a message would come to a queue in which it has died, without a rejection since."""

@@ -90,16 +90,16 @@ class Publishes(Consuming):
                 publishing.outcomes = publishing.outcomes | outcomes
                 choice.refused = choice.refused or "nack" in outcomes
                 if "nack" in outcomes and queue.settings.overflow == "reject-publish-dlx":
-                    self._refused_letter(queue, message, Presence.MAYBE)
+                    publishing.letters += self._refused_letters(queue, message, Presence.MAYBE)
             elif outcomes == {"nack"}:
                 publishing.outcomes = {"nack"}
                 if not queue.publishes_paused and queue.settings.overflow == "reject-publish-dlx":
-                    self._refused_letter(queue, message, presence)
+                    publishing.letters += self._refused_letters(queue, message, presence)
             elif outcomes == {"ack", "nack"}:
                 if publishing.outcomes == {"ack"}:
                     publishing.outcomes = outcomes
                 if queue.settings.overflow == "reject-publish-dlx":
-                    self._refused_letter(queue, message, Presence.MAYBE)
+                    publishing.letters += self._refused_letters(queue, message, Presence.MAYBE)
             if copy is not None:
                 if channel.transactional and self.broker.nodes > 1 and copy.due is None:
                     # Other clients see it a moment after the commit.
@@ -112,7 +112,7 @@ class Publishes(Consuming):
                 queue.trim(certain=choice is None)
         return publishing
 
-    def _refused_letter(self, queue: Queue, message: Message, presence: Presence) -> None:
+    def _refused_letters(self, queue: Queue, message: Message, presence: Presence) -> list[Copy]:
         """reject-publish-dlx dead-letters what it refuses."""
         copy = Copy(
             message,
@@ -126,6 +126,7 @@ class Publishes(Consuming):
         )
         queue.copies.append(copy)
         self.dead_letter(queue, copy, "maxlen", certain=True)
+        return copy.letters
 
     def _append(
         self, log: Log, message: Message, lane: str, publishing: Publishing, choice: Choice | None
@@ -291,7 +292,7 @@ class Publishes(Consuming):
                 for taker in takers:
                     if identity in taker.remembered:
                         taker.remembered[identity] = Presence.MAYBE
-                for _, copy in publishing.copies:
+                for copy in [*(copy for _, copy in publishing.copies), *publishing.letters]:
                     copy.presence = Presence.MAYBE
                 for log in publishing.logs:
                     for entry in log.entries:

@@ -223,7 +223,8 @@ class Topology(Letters):
         if isinstance(queue, Log):
             for reader in queue.readers:
                 reader.over = True
-                reader.channel.readers.pop(reader.tag, None)
+                if reader.channel.readers.pop(reader.tag, None) is not None:
+                    reader.channel.ended_readers[reader.tag] = (reader, self.step)
             self._leave_groups(queue)
             return
         for consumer in list(queue.consumers):
@@ -237,8 +238,8 @@ class Topology(Letters):
                     if letter.arrived is None and letter.presence is Presence.COMING:
                         letter.presence = Presence.MAYBE
         for copy in queue.copies:
-            if copy.ready and copy.may_have_expired(self.now):
-                # It may have been dead-lettered before.
+            if (copy.ready or copy.waits) and copy.may_have_expired(self.now):
+                # It may have been dead-lettered before; what waits expires, too.
                 self.dead_letter(queue, copy, "expired", certain=False)
             copy.leave(self.step)
 

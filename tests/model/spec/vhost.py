@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import NEVER, Choice, Copy, Presence
+from tests.model.spec.messages import Choice, Copy, Presence
 from tests.model.spec.promises import (
     Broken,
 )
@@ -214,11 +214,7 @@ class Vhost(Publishes):
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
                 queue.used()
-        for queue in self.queues.values():
-            for copy in queue.copies if isinstance(queue, Queue) else ():
-                if copy.doomed and not copy.gone and all(each.gone_at == NEVER for each in copy.letters):
-                    # Its transient letters are lost, and it may die again.
-                    copy.letters, copy.doomed = [], False
+        self.letters_lost()
         for exchange in list(self.exchanges.values()):
             if not exchange.durable:
                 self._remove_exchange(exchange)
