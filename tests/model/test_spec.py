@@ -415,6 +415,35 @@ def test_a_delivery_may_be_on_its_way_while_its_stream_is_deleted(three: Talk) -
         three.model.on_delivery(three.channel, replace(late, tag=2))
 
 
+def test_a_partition_that_moves_waits_for_the_acks_of_the_member_before(talk: Talk) -> None:
+    talk.stream("s")
+    talk.step()
+    group = talk.model.declare_queue(talk.channel, "g", "stream-group", arguments={"x-stream": "s"})
+    talk.done(group)
+    talk.publish("s", 2)
+    talk.consume("g", "one")
+    headers = {"x-stream-offset": 0}
+    for tag in (1, 2):
+        talk.model.on_delivery(talk.channel, Delivered(tag, tag, False, "", "s", headers, 10, "one"))
+    talk.consume("g", "two")
+    talk.settle("requeue", 1)
+    # It may have been given to the second member, which gets nothing before the first one has acked the rest.
+    assert not list(talk.model.owed())
+    talk.settle("ack", 2)
+    assert list(talk.model.owed()) == ["g: message 1 is ready, and a consumer waits for it"]
+
+
+def test_what_expired_just_before_its_queue_was_deleted_may_go_with_it(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    for name, deleted_after_s in (("soon", 0.1), ("late", 2.0)):
+        queue = talk.declare(name, message_ttl=50, dead_letter_exchange="", dead_letter_routing_key="dead")
+        talk.publish(name)
+        talk.step(0.1)
+        talk.step(deleted_after_s)
+        talk.model.remove_queue(queue)
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE, Presence.COMING]
+
+
 def test_steps_that_need_what_is_out_of_reach_are_left_out() -> None:
     class Three:
         def taken_for_granted(self) -> Broker:

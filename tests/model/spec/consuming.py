@@ -139,7 +139,7 @@ class Consuming(Topology):
             )
             queue.consumers.append(consumer)
             channel.consumers[tag] = consumer
-            queue.lease = None
+            queue.lease, queue.joined_at = None, self.step
 
         return success(consuming)
 

@@ -101,6 +101,8 @@ class Queue:
     past_kill: bool = False
     #: Step in which the last consumer left that did.
     lost_one_at: int = -1
+    #: Step in which the last consumer came that did.
+    joined_at: int = -1
     #: What operators have paused, and in which step they paused deliveries.
     deliveries_paused: bool = False
     publishes_paused: bool = False
@@ -552,19 +554,28 @@ class Queue:
         else:
             free = any(consumer.spare for consumer in self.consumers)
         if free:
-            left = self._lanes_of_left_members()
+            kept = self._lanes_that_move()
             for copy in self.line():
-                if copy.lane in left or not self.open_for_somebody(copy):
+                if copy.lane in kept or not self.open_for_somebody(copy):
                     continue
                 if copy.presence is not Presence.MAYBE and not copy.may_have_expired(self.vhost.now):
                     yield f"{self.name}: {copy} is ready, and a consumer waits for it"
 
-    def _lanes_of_left_members(self) -> set[str]:
-        """Partitions of a group that stay with a member that left, until it has acked its messages."""
+    def _lanes_that_move(self) -> set[str]:
+        """Partitions of a group that stay with a member until it has acked its messages: it left, or has to
+        leave them to another one.
+        """
         if self.kind != "stream-group":
             return set()
         here = {id(h.copy) for c in self.consumers for h in c.channel.unacked.values() if h.consumer is c}
-        return {copy.lane for copy in self.copies if copy.held and id(copy) not in here}
+        several = len(self.consumers) > 1
+        # A cluster distributes them a moment later.
+        changed = max(self.joined_at, self.lost_one_at) + (self.vhost.broker.nodes > 1)
+        return {
+            copy.lane
+            for copy in self.copies
+            if copy.held and (id(copy) not in here or (several and copy.delivered_at <= changed))
+        }
 
     def settle_step(self) -> None:
         """The step is over: check that what was overtaken has come, too."""

@@ -22,7 +22,7 @@ from tests.model.spec.promises import (
     refused,
     success,
 )
-from tests.model.spec.queues import Queue
+from tests.model.spec.queues import LATE_S, Queue
 from tests.model.spec.routing import PREDECLARED, TYPES, Binding, Exchange
 from tests.model.spec.streams import Log
 
@@ -231,9 +231,11 @@ class Topology(Letters):
             consumer.channel.consumers.pop(consumer.tag, None)
             consumer.channel.ended[consumer.tag] = consumer
         queue.consumers.clear()
-        if queue.settings.dead_letter_strategy == "at-least-once":
-            # Letters that their queues have not confirmed are in the queue, and go with it.
-            for copy in (*queue.copies, *queue.past):
+        for copy in (*queue.copies, *queue.past):
+            # What expired just now may still have been in the queue. So are letters that their queues have not
+            # confirmed.
+            late = copy.expiry is not None and self.now < copy.expiry[1] + LATE_S
+            if late or queue.settings.dead_letter_strategy == "at-least-once":
                 for letter in copy.letters:
                     if letter.arrived is None and letter.presence is Presence.COMING:
                         letter.presence = Presence.MAYBE
