@@ -36,7 +36,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "publish": ("plain", "confirm", "tx", "large tx"),
     "mandatory": ("no", "yes"),
     "consume": ("get", "prefetch 1", "prefetch 3", "global", "no-ack", "exclusive", "priorities", "by name"),
-    "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort"),
+    "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort", "retry"),
     "asked": ("same", "other", "each"),
     "fault": (
         "none",
@@ -52,6 +52,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "memory",
         "disk",
         "full disk",
+        "upgrade",
     ),
     "policy": ("none", "length", "ttl", "dead-letter", "overflow", "expires", "alternate", "operator"),
     "deletion": ("none", "purge", "queue", "if-empty", "if-unused", "exchange", "unbind"),
@@ -81,7 +82,9 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("compaction", "yes"): frozenset({"stream", "group"}),
     ("retention", "yes"): frozenset({"stream", "group"}),
     ("consume", "by name"): frozenset({"stream"}),
+    ("settle", "retry"): _QUEUES,
     ("fault", "entry"): _QUEUES,
+    ("fault", "upgrade"): _QUEUES,
     **{
         ("policy", each): _QUEUES
         for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")
@@ -114,7 +117,24 @@ NEVER = frozenset(
                 ("dead-letter", "at-least-once"),
                 *(("ttl", each) for each in ("queue", "message", "zero")),
                 *(("delay", each) for each in ("message", "retry", "failed")),
+                ("settle", "retry"),
                 ("policy", "ttl"),
+            )
+        ),
+        # The last release does not know these, or takes an argument that it does not know for nothing.
+        *(
+            frozenset({("fault", "upgrade"), each})
+            for each in (
+                ("groups", "yes"),
+                # It has another rule for cycles.
+                ("dead-letter", "retry"),
+                *(("delay", each) for each in ("message", "retry", "failed")),
+                *(("publish", each) for each in ("tx", "large tx")),
+                *(
+                    ("exchange", each)
+                    for each in ("super", "x-consistent-hash", "x-modulus-hash", "x-random")
+                ),
+                *(("limit", each) for each in ("queues", "connections", "channels")),
             )
         ),
         frozenset({("groups", "yes"), ("priority", "5")}),

@@ -11,6 +11,8 @@ from typing import Any, cast
 import pytest
 
 from tests.model import pairs
+from tests.model.brokers import as_old
+from tests.model.campaign import begins_old
 from tests.model.generator import draw
 from tests.model.judge import Judge
 from tests.model.judging.requests import OWN
@@ -444,6 +446,57 @@ def test_what_expired_just_before_its_queue_was_deleted_may_go_with_it(talk: Tal
     assert [copy.presence for copy in dead.line()] == [Presence.MAYBE, Presence.COMING]
 
 
+def test_what_was_purged_may_be_on_its_way_to_a_client_of_another_node(three: Talk) -> None:
+    three.declare("q")
+    three.publish("q", 3)
+    three.consume("q")
+    three.step()
+    three.done(three.model.purge(three.channel, "q"), Answer())
+    three.deliver(1)
+    three.step()
+    three.deliver(2)
+    three.step()
+    with pytest.raises(Broken, match="message 3 was delivered while it was gone"):
+        three.deliver(3)
+
+
+def test_streams_are_refused_until_all_nodes_are_upgraded() -> None:
+    talk = Talk(as_old(Broker()))
+    talk.step()
+    refused = talk.model.declare_queue(talk.channel, "s", "stream")
+    assert 0 not in refused.codes
+    talk.model.upgraded(Broker())
+    talk.stream("s")
+
+
+def test_the_order_of_the_last_release_is_not_looked_at() -> None:
+    talk = Talk(as_old(Broker()))
+    talk.declare("q", "quorum")
+    talk.publish("q", priority=1)
+    talk.publish("q", priority=5)
+    talk.step()
+    talk.model.upgraded(Broker())
+    talk.publish("q", priority=5)
+    talk.publish("q", priority=1)
+    talk.consume("q", prefetch=2)
+    talk.deliver(1)
+    talk.deliver(4)
+    talk.step()
+    # What came when all were upgraded has an order.
+    with pytest.raises(Broken, match="message 4 came before message 3"):
+        talk.model.settle_step()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_program_upgrades_every_node(nodes: int) -> None:
+    rows = pairs.rows(nodes, 5, {"fault": "upgrade"})
+    for seed, row in zip(range(20), rows, strict=False):
+        program = draw(seed, row, nodes)
+        upgraded = [step["node"] for step in program.steps if step["op"] == "fault"]
+        assert sorted(upgraded) == ["n1", "n2", "n3"][:nodes]
+        assert begins_old(program)
+
+
 def test_steps_that_need_what_is_out_of_reach_are_left_out() -> None:
     class Three:
         def taken_for_granted(self) -> Broker:
@@ -525,6 +578,23 @@ def test_what_waits_comes_when_it_is_due(talk: Talk) -> None:
     assert list(talk.model.owed()) == ["q: message 1 is ready, and a consumer waits for it"]
     talk.deliver(1)
     assert queue.count() == (0, 0)
+
+
+def test_a_client_says_when_a_delivery_comes_again(talk: Talk) -> None:
+    queue = talk.declare("q", "quorum", delivery_limit=1)
+    talk.publish("q")
+    talk.consume("q")
+    talk.deliver(1)
+    talk.step()
+    talk.model.retry(talk.channel, 1, 1_000, failed=False)
+    with pytest.raises(Broken, match="before its time"):
+        talk.deliver(1, redelivered=True)
+    assert not list(talk.model.owed())
+    talk.step(1.1)
+    talk.deliver(1, redelivered=True)
+    assert queue.copies[0].returns == (0, 0)
+    talk.model.retry(talk.channel, 1, 0, failed=True)
+    assert talk.channel.closing == {PRECONDITION_FAILED}
 
 
 def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:

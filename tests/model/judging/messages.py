@@ -13,6 +13,7 @@ from tests.model.judging.requests import message_of
 from tests.model.programs import Step
 from tests.model.spec.channels import Channel
 from tests.model.spec.messages import Message, Presence
+from tests.model.spec.publishing import RETRY
 from tests.model.spec.queues import Queue
 
 
@@ -118,6 +119,21 @@ class Messages(Declaring):
             else:
                 method = commands.Basic.Reject(tag, step["how"] == "requeue")
             self.clients[number].send(channel.number, method)
+        self._flush(number)
+
+    def _do_retry(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        tags = sorted(channel.unacked)
+        for tag in (tags[-step["count"] :] if step.get("newest") else tags[: step["count"]]) or step.get(
+            "unknown", ()
+        ):
+            self.model.retry(channel, tag, step["delay"], failed=step["failed"])
+            headers = {"x-delivery-tag": tag, "x-delay": step["delay"], "x-failed": step["failed"]}
+            properties = commands.Basic.Properties(headers=headers)
+            frames = publish_frames(channel.number, RETRY, "", b"", properties, mandatory=False)
+            self.clients[number].write(frames)
+            if channel.closing:
+                return
         self._flush(number)
 
     def _do_unknown_tag(self, step: Step) -> None:

@@ -79,7 +79,7 @@ class Letters(State):
                 here = Presence.MAYBE
             # Messages of different priorities expire in the order in which they came, or of their priority.
             lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
-            if reason == "expired" and self.broker.expires_anywhere:
+            if reason == "expired" and self.broker.expires_anywhere is not False:
                 # So do those of different TTLs, and those that came back.
                 lane += f" {copy.ttl_ms}" if copy.flag is Flag.NO else f" {self.ordinal}"
             # It may have expired long before that is certain.

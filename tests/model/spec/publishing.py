@@ -22,6 +22,13 @@ from tests.model.spec.promises import (
 from tests.model.spec.queues import LATE_S, Queue
 from tests.model.spec.streams import Log
 
+#: Messages to this exchange return deliveries.
+RETRY = "amq.mqd.retry"
+
+
+def _is_group(queue: Queue) -> bool:
+    return queue.kind == "stream-group"
+
 
 @dataclass(eq=False)
 class Publishes(Consuming):
@@ -55,6 +62,30 @@ class Publishes(Consuming):
         if channel.confirming:
             channel.last_publish += 1
             channel.unconfirmed[channel.last_publish] = publishing
+
+    def retry(self, channel: Channel, tag: int, wait_ms: int, *, failed: bool) -> None:
+        """A message to `amq.mqd.retry` returns a delivery, which comes again when the client says."""
+        held = channel.unacked.get(tag)
+        if self.broker.old:
+            channel.closing |= {NOT_FOUND, PRECONDITION_FAILED}
+            return
+        if channel.transactional or held is None or isinstance(held.queue, Log) or _is_group(held.queue):
+            channel.closing.add(PRECONDITION_FAILED)
+            return
+        del channel.unacked[tag]
+        if held.copy is not None and held.copy.held:
+            held.queue.withdraw(held.copy, requeue=True, failed=failed, wait_ms=wait_ms)
+        if channel.confirming:
+            channel.last_publish += 1
+            returned = Publishing(Message(-1, 0, RETRY, ""), [], {"ack"})
+            if (
+                not held.queue.reachable
+                or held.queue.shaken
+                or self.queues.get(held.queue.name) is not held.queue
+            ):
+                returned.outcomes.add("nack")
+            channel.unconfirmed[channel.last_publish] = returned
+        self._trim([held])
 
     def _enqueue(
         self,

@@ -230,9 +230,12 @@ class Queue:
             presence = Presence.MAYBE
         if self.settings.overflow.startswith("reject-publish"):
             low, high = self._ready_range()
-            if self._over(low[0] + 1, low[1] + message.size):
+            # The last release takes what does not fit in, if the queue is not full yet, and else not even a
+            # message without a body.
+            old = self.vhost.broker.old
+            if self._over(low[0] + 1, low[1] + (0 if old else message.size)):
                 return None, {"nack"} if seen is None else {"ack", "nack"}
-            if self._over(high[0] + 1, high[1] + message.size):
+            if self._over(high[0] + 1, high[1] + message.size + old):
                 outcomes, presence = {"ack", "nack"}, Presence.MAYBE
                 self._overtake()
         copy = Copy(
@@ -248,6 +251,7 @@ class Queue:
             group=message.headers.get("x-group-id") if self.grouped else None,
         )
         copy.ready_at, copy.repeated = self.vhost.step, seen is not None
+        copy.old = self.vhost.broker.old
         limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
         if limits:
             copy.ttl_ms = min(limits)
@@ -349,12 +353,12 @@ class Queue:
         for copy in self.line() + self.waiting():
             anywhere = self.vhost.broker.expires_anywhere
             if not copy.may_have_expired(now):
-                if copy.presence is Presence.SURE and not self.racing and not anywhere:
+                if copy.presence is Presence.SURE and not self.racing and anywhere is False:
                     break
-                clear = clear and anywhere
+                clear = clear and bool(anywhere)
                 continue
             certain = clear and copy.has_expired(now) and copy.arrived is not None and not self.racing
-            clear = clear and (certain or anywhere)
+            clear = clear and (certain or bool(anywhere))
             self.vhost.dead_letter(self, copy, "expired", certain=certain)
 
     # -- departures ------------------------------------------------------------------------------------------
@@ -376,7 +380,7 @@ class Queue:
         if not ready and any(copy.waits for copy in named):
             raise Broken(f"{self.name}: message {number} was delivered before its time")
         # What left in this step may have been on its way already.
-        ready += [copy for copy in named if copy.gone and copy.gone_at == self.vhost.step]
+        ready += [copy for copy in named if copy.gone and self._has_just_left(copy)]
         if not ready:
             last = named[-1]
             how = "held by a client" if last.held else "gone"
@@ -409,7 +413,9 @@ class Queue:
 
     def take(self, copy: Copy, began: float, consumer: Consumer | None, channel: Channel) -> None:
         """A client got this copy. `began` is when the step began that made it possible."""
-        if copy.has_expired(began - self.vhost.slack_s):
+        # The last release delivers what came back too late.
+        returned_late = copy.old and copy.flag is not Flag.NO
+        if copy.has_expired(began - self.vhost.slack_s) and not returned_late:
             raise Broken(
                 f"{self.name}: {copy} was delivered {began - (copy.expiry or (0, 0))[1]:.2f} s after it had expired"
             )
@@ -442,8 +448,15 @@ class Queue:
         if self.deduplicates and identity is not None and not copy.deaths:
             self.remembered[identity] = Presence.SURE
 
+    def _has_just_left(self, copy: Copy) -> bool:
+        """Also in the step before, if it went to a client of another node and was never delivered: nothing
+        tells when that has come.
+        """
+        far = self.vhost.broker.nodes > 1 and copy.delivered_at < 0
+        return copy.gone_at == self.vhost.step or (far and copy.gone_at == self.vhost.step - 1)
+
     def _on_its_way(self, copy: Copy) -> bool:
-        return copy.gone_at == self.vhost.step and (bool(self.consumers) or copy.expiry is not None)
+        return self._has_just_left(copy) and (bool(self.consumers) or copy.expiry is not None)
 
     def _check_order(self, copy: Copy, consumer: Consumer | None, channel: Channel) -> None:
         for other in self.copies:
@@ -489,10 +502,17 @@ class Queue:
         self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
 
     def withdraw(
-        self, copy: Copy, *, requeue: bool, certain: bool = True, failed: bool = False, lost: bool = False
+        self,
+        copy: Copy,
+        *,
+        requeue: bool,
+        certain: bool = True,
+        failed: bool = False,
+        lost: bool = False,
+        wait_ms: int | None = None,
     ) -> None:
         """A client returned the copy, or lost it. A quorum queue counts what has failed; what was lost has,
-        unless a node is down.
+        unless a node is down. `wait_ms`: what the client has asked for, in place of the queue's own wait.
         """
         if not requeue:
             self.vhost.dead_letter(self, copy, "rejected", certain=True)
@@ -502,11 +522,18 @@ class Queue:
         if isinstance(log, Log) and log.may_be_gone(copy.message):
             copy.presence = Presence.MAYBE
         low, high = copy.returns
-        if self.kind == "quorum":
+        if self.kind == "quorum" and self.vhost.broker.old:
+            # The last release counts all returns.
+            copy.returns = (low + failed, high + 1)
+        elif self.kind == "quorum":
             copy.returns = (low + failed, high + (failed or lost))
         else:
             copy.returns = (low + certain, high + 1)
-        self._wait_for_retry(copy, failed=failed, lost=lost, certain=certain)
+        if wait_ms is None:
+            self._wait_for_retry(copy, failed=failed, lost=lost, certain=certain)
+        elif wait_ms:
+            earliest = self.vhost.sent_at + wait_ms / 1000 - EARLY_S
+            copy.wait((earliest, self.vhost.now + wait_ms / 1000 + LATE_S), came_back=True)
         limit = self.settings.delivery_limit
         if not certain:
             copy.presence = Presence.COMING

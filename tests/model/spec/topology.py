@@ -26,6 +26,9 @@ from tests.model.spec.queues import LATE_S, Queue
 from tests.model.spec.routing import PREDECLARED, TYPES, Binding, Exchange
 from tests.model.spec.streams import Log
 
+#: How queues of types are refused that the last release does not know.
+UNKNOWN_KIND = frozenset({PRECONDITION_FAILED, NOT_IMPLEMENTED})
+
 
 @dataclass(eq=False)
 class Topology(Letters):
@@ -62,6 +65,8 @@ class Topology(Letters):
             codes.add(ACCESS_REFUSED)
         if queue is None and settings.invalid(kind, arguments):
             codes.add(PRECONDITION_FAILED)
+        if self.broker.old and kind in ("stream", "stream-group"):
+            codes.update(UNKNOWN_KIND)
         if kind != "classic" and (not durable or exclusive or auto_delete):
             codes.add(PRECONDITION_FAILED)
         if kind == "stream-group" and not self.streams_of(arguments["x-stream"]):
@@ -232,8 +237,8 @@ class Topology(Letters):
             consumer.channel.ended[consumer.tag] = consumer
         queue.consumers.clear()
         for copy in (*queue.copies, *queue.past):
-            # What expired just now may still have been in the queue. So are letters that their queues have not
-            # confirmed.
+            # What expired just now may still have been in the queue, as are letters that their queues have
+            # not confirmed.
             late = copy.expiry is not None and self.now < copy.expiry[1] + LATE_S
             if late or queue.settings.dead_letter_strategy == "at-least-once":
                 for letter in copy.letters:

@@ -12,6 +12,7 @@ from tests.model.spec.promises import (
 )
 from tests.model.spec.publishing import Publishes
 from tests.model.spec.queues import Queue
+from tests.model.spec.state import Broker
 from tests.model.spec.streams import Log
 
 
@@ -49,6 +50,10 @@ class Vhost(Publishes):
             if not certain and not copy.gone:
                 copy.presence = min(copy.presence, Presence.COMING)
                 copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+
+    def upgraded(self, present: Broker) -> None:
+        """All nodes have the present version now."""
+        self.broker = present
 
     def set_policy(self, policy: settings.Policy, *, operator: bool = False) -> None:
         policies = self.operator_policies if operator else self.policies
