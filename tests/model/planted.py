@@ -437,6 +437,20 @@ def _at_once() -> None:
     _machine()._APPLY["retry"] = Machine._retry
 
 
+@bug("cancelled-comes-back")
+def _cancelled() -> None:
+    """A waiting message that was cancelled goes back to its queue."""
+    from amqp_server.management.changes.internal_session import Direct
+
+    def make(ack: Any) -> Any:
+        async def planted(self: Any, got: Any) -> None:
+            pass
+
+        return planted
+
+    _replace(Direct, "ack", make)
+
+
 # -- streams -------------------------------------------------------------------------------------------------
 
 

@@ -597,6 +597,22 @@ def test_a_client_says_when_a_delivery_comes_again(talk: Talk) -> None:
     assert talk.channel.closing == {PRECONDITION_FAILED}
 
 
+def test_only_what_waits_can_be_cancelled(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True)
+    talk.publish("q", headers={"x-delay": 1_000})
+    talk.publish("q")
+    assert queue.cancel(2) == ({"nack"}, [])
+    right, gone = queue.cancel(1)
+    assert right == {"ack"}
+    queue.cancelled(gone)
+    assert queue.cancel(1)[0] == {"nack"}
+    talk.consume("q")
+    talk.deliver(2)
+    talk.step(1.1)
+    with pytest.raises(Broken, match="message 1 was delivered while it was gone"):
+        talk.deliver(1)
+
+
 def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:
     talk.declare("q")
     talk.channel.confirming = True

@@ -48,6 +48,8 @@ class Moments(Declarations):
         if row["dead-letter"] == "retry":
             # Before consumers take what has to come back.
             out.append((0, self._retry))
+        if row["delay"] == "message" and not self.log:
+            out += [(self.chance.randint(0, count), self._cancel_waiting) for _ in range(2)]
         if row["limit"] != "none":
             out.append((self.chance.randint(0, count // 2), self._limit))
         if row["pause"] != "none":
@@ -99,6 +101,15 @@ class Moments(Declarations):
             messages=[self._message() for _ in range(2)],
             meanwhile=meanwhile,
         )
+
+    def _cancel_waiting(self) -> None:
+        """Some messages wait, and one of them, or one that does not wait, is cancelled by its id."""
+        waits = [self._message() for _ in range(2)]
+        for message in waits:
+            message["headers"] = message.get("headers", {}) | {"x-delay": 4 * SHORT_MS}
+        self.add("publish", client=0, channel=2, exchange="", key="q0", messages=waits, wait=True)
+        late, which = self.chance.random() < 0.2, self.chance.randrange(4)
+        self.add("cancel_waiting", queue="q0", which=which, late=late)
 
     def _much(self) -> None:
         """More than a stream with retention keeps."""

@@ -552,6 +552,24 @@ class Queue:
             copy.presence = min(copy.presence, Presence.COMING)
             copy.due, copy.came_back = (self.vhost.sent_at, ends), True
 
+    def cancel(self, number: int) -> tuple[set[str], list[Copy]]:
+        """A client cancels the messages with this id that wait. Return the answers that are right, and the
+        copies that are gone after an ack.
+        """
+        named = [copy for copy in self.copies if copy.message.number == number and not copy.gone]
+        sure = [copy for copy in named if copy in self.surely_waiting()]
+        perhaps = [copy for copy in named if copy.due is not None]
+        if sure:
+            return {"ack"}, perhaps
+        return {"ack", "nack"} if perhaps else {"nack"}, perhaps
+
+    def cancelled(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            if copy in self.surely_waiting() or len(copies) == 1:
+                copy.leave(self.vhost.step)
+            else:
+                copy.presence = Presence.MAYBE
+
     def lose(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
         self.lost_one_at = self.vhost.step
