@@ -167,6 +167,17 @@ def test_the_oldest_are_dead_lettered_at_the_limit(talk: Talk) -> None:
     assert talk.model.queues["q"].count() == (2, 2)
 
 
+def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    talk.declare("q", max_length=1, max_priority=5, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.step()
+    for number, priority in ((1, 0), (2, 1), (3, 5)):
+        talk.model.publish(talk.channel, Message(number, 10, "", "q", priority=priority))
+    first, second = dead.line()
+    assert [each.message.number for each in (first, second)] == [2, 3]
+    assert not first.precedes(second)
+
+
 def test_a_full_queue_refuses(talk: Talk) -> None:
     talk.declare("q", max_length_bytes=25, overflow="reject-publish")
     talk.channel.confirming = True

@@ -77,8 +77,10 @@ class Letters(State):
             here = presence
             if not target.reachable and queue.settings.dead_letter_strategy == "at-most-once":
                 here = Presence.MAYBE
-            # Messages of different priorities expire in the order in which they came, or of their priority.
-            lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
+            # Messages of different priorities expire in the order in which they came, or of their priority,
+            # and so do those that a limit drops: it may drop several at once.
+            ranked = reason in ("expired", "maxlen")
+            lane = f"from {queue.name}" + (f" {copy.priority}" if ranked else "")
             if reason == "expired" and self.broker.expires_anywhere is not False:
                 # So do those of different TTLs, and those that came back.
                 lane += f" {copy.ttl_ms}" if copy.flag is Flag.NO else f" {self.ordinal}"
