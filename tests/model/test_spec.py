@@ -178,6 +178,15 @@ def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
     assert not first.precedes(second)
 
 
+def test_of_several_whose_waits_end_any_may_be_dropped(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True, max_length=1)
+    for delay in (200, 400):
+        talk.publish("q", headers={"x-delay": delay})
+    # A lot happens before anybody looks.
+    talk.step(3.0)
+    assert [copy.presence for copy in queue.line()] == [Presence.MAYBE] * 2
+
+
 def test_a_full_queue_refuses(talk: Talk) -> None:
     talk.declare("q", max_length_bytes=25, overflow="reject-publish")
     talk.channel.confirming = True

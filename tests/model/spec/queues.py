@@ -340,10 +340,24 @@ class Queue:
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
 
+    def _trim_in_any_order(self) -> None:
+        """Several waits have ended, and nobody knows in which order: of too many messages, each may have been
+        dropped while the others still waited.
+        """
+        counted = self.line() + self.waiting()
+        if self.settings.overflow == "drop-head" and self._over(
+            len(counted), sum(copy.message.size for copy in counted)
+        ):
+            for copy in self.line():
+                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
+
     def tick(self) -> None:
         """Time goes on: messages expire; in some brokers only those behind no other message."""
         now = self.vhost.now
-        if sum(copy.look_at_time(now, self.vhost.step) for copy in self.copies):
+        ended = sum(copy.look_at_time(now, self.vhost.step) for copy in self.copies)
+        if ended > 1:
+            self._trim_in_any_order()
+        if ended:
             # What is ready again may be dropped.
             self.trim()
         if not any(copy.expiry and (copy.ready or copy.waits) for copy in self.copies):
