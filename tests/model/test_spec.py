@@ -187,6 +187,16 @@ def test_of_several_whose_waits_end_any_may_be_dropped(talk: Talk) -> None:
     assert [copy.presence for copy in queue.line()] == [Presence.MAYBE] * 2
 
 
+def test_a_dead_letter_that_is_refused_is_dead_lettered(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    full: dict[str, Any] = {"max_length": 0, "overflow": "reject-publish-dlx"}
+    talk.declare("next", **full, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.declare("q", **full, dead_letter_exchange="", dead_letter_routing_key="next")
+    talk.publish("q")
+    [letter] = dead.line()
+    assert [(death.queue, death.reason) for death in letter.deaths] == [("next", "maxlen"), ("q", "maxlen")]
+
+
 def test_a_full_queue_refuses(talk: Talk) -> None:
     talk.declare("q", max_length_bytes=25, overflow="reject-publish")
     talk.channel.confirming = True

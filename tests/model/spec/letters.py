@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence, died
+from tests.model.spec.messages import NEVER, Copy, Death, Flag, Message, Presence, died
 from tests.model.spec.queues import Queue
 from tests.model.spec.state import State
 
@@ -92,6 +92,9 @@ class Letters(State):
             letter, outcomes = target.offer(
                 bare, sent, lane, self.ordinal, here, exchange, keys[0], is_letter=True
             )
+            if "nack" in outcomes and target.settings.overflow == "reject-publish-dlx":
+                refused = here if outcomes == {"nack"} else Presence.MAYBE
+                self._refuse_letter(target, bare, (exchange, keys[0]), refused, (deaths, copy.deaths_sure))
             if letter is None:
                 continue
             letter.deaths, letter.source, letter.deaths_sure = deaths, copy, copy.deaths_sure
@@ -101,6 +104,21 @@ class Letters(State):
             letters.append(letter)
             target.trim()
         return letters
+
+    def _refuse_letter(
+        self,
+        target: Queue,
+        message: Message,
+        came_by: tuple[str, str],
+        presence: Presence,
+        deaths: tuple[tuple[Death, ...], bool],
+    ) -> None:
+        """A full queue dead-letters a dead letter that it refuses."""
+        exchange, key = came_by
+        copy = Copy(message, 0, self.step, "", presence, ordinal=self.ordinal, exchange=exchange, key=key)
+        copy.deaths, copy.deaths_sure = deaths
+        target.copies.append(copy)
+        self.dead_letter(target, copy, "maxlen", certain=True)
 
     def settled_source(self, copy: Copy) -> None:
         """The copy was seen: its source is not in its queue any more, and no letter was made of it."""

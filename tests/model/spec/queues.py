@@ -338,6 +338,8 @@ class Queue:
             sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
             sure += self.surely_waiting()
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
+            # What may still wait is not dropped, and stays in the way of others.
+            over = over and not copy.may_be_retried
             self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
 
     def _trim_in_any_order(self) -> None:
