@@ -14,6 +14,7 @@ import signal
 import sys
 import time
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from conformance_tests.patience import PATIENCE_S
@@ -32,6 +33,7 @@ FOREIGN = {
     "pause": "none",
     "compaction": "no",
     "retention": "no",
+    "settle": "ack|multiple|requeue|discard|recover|close|abort",
     "consume": "get|prefetch 1|prefetch 3|global|no-ack|exclusive|priorities",
     "limit": "none",
     "exchange": "default|direct|fanout|topic|headers|chain|alternate",
@@ -64,20 +66,20 @@ def arguments(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def broker_of(asked: argparse.Namespace) -> Operated:
+def broker_of(asked: argparse.Namespace, *, old: bool = False) -> Operated:
     if asked.amqp_url:
         return Foreign(asked.amqp_url, asked.http_url)
     program, environment = planted.started_with(asked.planted)
     if asked.nodes == 3:
-        return MqdNodes(program, environment)
-    return MqdNode(program, environment)
+        return MqdNodes(program, environment, old=old)
+    return MqdNode(program, environment, old=old)
 
 
 def main(words: list[str]) -> int:
     asked = arguments(words)
     if asked.file:
         asked.nodes = Program.read(asked.file).nodes
-    campaign = Campaign(lambda: broker_of(asked), asked.nodes, asked.seed, asked.keep, asked.patience)
+    campaign = Campaign(partial(broker_of, asked), asked.nodes, asked.seed, asked.keep, asked.patience)
     began = time.monotonic()
     try:
         if asked.file:

@@ -12,6 +12,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +21,8 @@ from urllib.parse import quote, urlsplit
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.ports import free_ports
 from conformance_tests.programs import python
-from tests.cluster import disks, shifted_clock
+from quorum_queue.machine import versions
+from tests.cluster import disks, releases, shifted_clock
 from tests.cluster import planted as planted_entries
 from tests.cluster.mqd import TROUBLED, MqdCluster
 from tests.cluster.nodes import wait_for
@@ -80,11 +82,19 @@ class Operated(Protocol):
     def raise_alarm(self, kind: str, node: str) -> None: ...
     def end_alarm(self, kind: str, node: str) -> None: ...
     def alarmed(self) -> bool: ...
+    def has_been_upgraded(self) -> bool: ...
     def failed(self, vhost: str, node: str) -> list[str]: ...
     def heal(self) -> None: ...
     def alive(self) -> bool: ...
     def log_tail(self) -> str: ...
     def close(self) -> None: ...
+
+
+def as_old(present: Broker) -> Broker:
+    """The last release, or a cluster in which some nodes are of it: where it does other than the present
+    version, both are right.
+    """
+    return replace(present, old=True, exact_counts=False, expires_anywhere=None, slack_s=1.0)
 
 
 def path(*parts: str) -> str:
@@ -110,21 +120,27 @@ class MqdNode:
         program: Sequence[str] = TROUBLED,
         environment: dict[str, str] | None = None,
         options: Sequence[str] = (),
+        *,
+        old: bool = False,
     ) -> None:
+        self._old = old
         self._home = tempfile.TemporaryDirectory(prefix="mqd-model-", ignore_cleanup_errors=True)
         place = Path(self._home.name)
         self._mounted = _mount(place / "data")
         self.faults = frozenset({"kill", "restart", "freeze", "clock"}) | _planted()
         self.alarms = frozenset({"memory", *(("disk", "full disk") if self._mounted else ())})
+        if old:
+            self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
         shifted_clock.set_clock(place / "clock", 0)
         planted_entries.plant(place / "plant", "", 0)
         self._amqp, self._http = free_ports(2)
         self._node = Node(
             place,
             *("--amqp", f"127.0.0.1:{self._amqp}", "--http", f"127.0.0.1:{self._http}"),
-            *("--disk-free-min-bytes", str(FLOOR_BYTES), *OPTIONS, *options),
+            *("--disk-free-min-bytes", str(FLOOR_BYTES), *(() if old else OPTIONS), *options),
         )
-        self._node.program = list(program)
+        self._present = list(program)
+        self._node.program = releases.program(releases.WHEELS[-1]) if old else self._present
         self._node.environment = {
             shifted_clock.VARIABLE: str(place / "clock"),
             planted_entries.VARIABLE: str(place / "plant"),
@@ -140,15 +156,21 @@ class MqdNode:
         return request(f"http://guest:guest@127.0.0.1:{self._node.http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        return Broker()
+        return as_old(Broker()) if self._old else Broker()
+
+    def has_been_upgraded(self) -> bool:
+        return not self._old
 
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         if kind == "kill":
             self._node.kill()
             self._node.start()
-        elif kind == "restart":
+        elif kind in ("restart", "upgrade"):
             code = self._node.stop()
             assert code == 0, f"mqd ended with {code}"
+            if kind == "upgrade" and self._old:
+                self._old, self._node.program = False, self._present
+                self._node.add_options(*OPTIONS)
             self._node.start()
         elif kind == "freeze":
             os.kill(self._node.pid, signal.SIGSTOP)
@@ -231,11 +253,23 @@ class MqdNodes:
     product = "mqd"
     alarms = frozenset({"memory"})
 
-    def __init__(self, program: Sequence[str] = TROUBLED, environment: dict[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        program: Sequence[str] = TROUBLED,
+        environment: dict[str, str] | None = None,
+        *,
+        old: bool = False,
+    ) -> None:
         self.faults = (
             frozenset({"kill", "restart", "freeze", "cut", "isolate", "transfer", "clock"}) | _planted()
         )
-        self.cluster = MqdCluster(("n1", "n2", "n3"), *OPTIONS, program=program)
+        if old:
+            self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
+        begins_as = releases.program(releases.WHEELS[-1]) if old else program
+        self.cluster = MqdCluster(("n1", "n2", "n3"), *(() if old else OPTIONS), program=begins_as)
+        self._present = list(program)
+        #: Nodes that run the last release.
+        self._old = set(self.cluster.names) if old else set()
         for node in self.cluster._nodes.values():
             node.environment |= environment or {}
         self.names: Sequence[str] = self.cluster.names
@@ -255,7 +289,20 @@ class MqdNodes:
         return request(f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        return Broker(nodes=3, prompt=False, slack_s=1.0)
+        present = Broker(nodes=3, prompt=False, slack_s=1.0)
+        return as_old(present) if self._old else present
+
+    def has_been_upgraded(self) -> bool:
+        """Wait until they do what the present version can do, if none is left that can't."""
+        if self._old:
+            return False
+        wait_for(
+            "the version is raised",
+            lambda: all(
+                self.cluster.status(name)["machine_version"] == versions.NEWEST for name in self.names
+            ),
+        )
+        return True
 
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         from tests.cluster.links import isolate, sever
@@ -265,6 +312,12 @@ class MqdNodes:
             cluster.kill(node)
         elif kind == "restart":
             cluster.stop(node)
+        elif kind == "upgrade":
+            cluster.stop(node)
+            if node in self._old:
+                self._old.discard(node)
+                cluster.run_as(node, self._present)
+                cluster._nodes[node].add_options(*OPTIONS)
         elif kind == "freeze":
             cluster.freeze(node)
         elif kind == "isolate":
@@ -313,7 +366,7 @@ class MqdNodes:
             self.plant("", node)
         troubles, self._troubles = self._troubles, []
         for kind, node in troubles:
-            if kind in ("kill", "restart"):
+            if kind in ("kill", "restart", "upgrade"):
                 cluster.restart(node)
             elif kind == "freeze":
                 cluster.thaw(node)
@@ -373,6 +426,9 @@ class Foreign:
 
     def alarmed(self) -> bool:
         return False
+
+    def has_been_upgraded(self) -> bool:
+        return True
 
     def failed(self, vhost: str, node: str) -> list[str]:
         return []

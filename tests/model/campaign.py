@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cluster import releases
 from tests.model import pairs, shrink
 from tests.model.brokers import Operated
 from tests.model.generator import draw
@@ -26,7 +27,7 @@ class Failure:
 
 class Campaign:
     def __init__(
-        self, make: Callable[[], Operated], nodes: int, seed: int, keep: Path, patience_s: float
+        self, make: Callable[..., Operated], nodes: int, seed: int, keep: Path, patience_s: float
     ) -> None:
         self._make, self.nodes, self.seed, self._keep, self._patience_s = make, nodes, seed, keep, patience_s
         self._broker: Operated | None = None
@@ -50,7 +51,16 @@ class Campaign:
         """Run one program. After one with faults that failed the broker is another one, since this one may be
         broken for good.
         """
-        broker = self.broker()
+        if not begins_old(program):
+            return self._judged(self.broker(), program)
+        # It can't go back to the last release.
+        broker = self._make(old=True)
+        try:
+            return self._judged(broker, program)
+        finally:
+            broker.close()
+
+    def _judged(self, broker: Operated, program: Program) -> Broken | None:
         self._vhosts += 1
         judge = Judge(broker, program, f"m{self._vhosts}-{program.seed}", self._patience_s)
         try:
@@ -62,7 +72,8 @@ class Campaign:
         self.skipped += judge.skipped
         if found is not None:
             self._log = broker.log_tail()
-            if not broker.alive() or any(step["op"] == "fault" for step in program.steps):
+            faulty = any(step["op"] == "fault" for step in program.steps)
+            if broker is self._broker and (faulty or not broker.alive()):
                 self.close()
         return found
 
@@ -98,6 +109,11 @@ class Campaign:
     def report(self, seconds: float) -> str:
         every = pairs.all_pairs(self.nodes)
         return f"{self.programs} programs, {self.steps} steps ({self.skipped} left out), {len(self.covered & every)} of {len(every)} pairs, {seconds:.0f} s, {self.nodes} nodes"
+
+
+def begins_old(program: Program) -> bool:
+    """True if its nodes begin as the last release."""
+    return program.row.get("fault") == "upgrade" and bool(releases.WHEELS)
 
 
 def _kind(text: str) -> str:

@@ -16,6 +16,10 @@ from tests.model.programs import Step
 from tests.model.spec.channels import User
 from tests.model.spec.promises import Broken
 
+#: Steps that change what there is, and within which time all nodes of a cluster of the last release know it.
+DECLARES = frozenset({"declare", "delete", "exchange", "delete_exchange", "bind", "unbind"})
+LEARN_S = 0.1
+
 
 class Judge(Verification):
     def run(self) -> Broken | None:
@@ -69,4 +73,7 @@ class Judge(Verification):
             do(step)
         except Gone as gone:
             self._lost(int(step.get("client", OWN)), gone)
+        if step["op"] in DECLARES and self.model.broker.old and self.model.broker.nodes > 1:
+            # In a cluster of the last release, other nodes learn of it a moment later.
+            time.sleep(LEARN_S)
         self._settle()

@@ -6,6 +6,8 @@ import random
 from collections.abc import Iterator, Mapping
 from itertools import combinations
 
+from tests.model.spec.routing import CHOOSING
+
 Row = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
@@ -36,7 +38,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "publish": ("plain", "confirm", "tx", "large tx"),
     "mandatory": ("no", "yes"),
     "consume": ("get", "prefetch 1", "prefetch 3", "global", "no-ack", "exclusive", "priorities", "by name"),
-    "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort"),
+    "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort", "retry"),
     "asked": ("same", "other", "each"),
     "fault": (
         "none",
@@ -52,6 +54,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "memory",
         "disk",
         "full disk",
+        "upgrade",
     ),
     "policy": ("none", "length", "ttl", "dead-letter", "overflow", "expires", "alternate", "operator"),
     "deletion": ("none", "purge", "queue", "if-empty", "if-unused", "exchange", "unbind"),
@@ -81,7 +84,9 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("compaction", "yes"): frozenset({"stream", "group"}),
     ("retention", "yes"): frozenset({"stream", "group"}),
     ("consume", "by name"): frozenset({"stream"}),
+    ("settle", "retry"): _QUEUES,
     ("fault", "entry"): _QUEUES,
+    ("fault", "upgrade"): _QUEUES,
     **{
         ("policy", each): _QUEUES
         for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")
@@ -114,7 +119,22 @@ NEVER = frozenset(
                 ("dead-letter", "at-least-once"),
                 *(("ttl", each) for each in ("queue", "message", "zero")),
                 *(("delay", each) for each in ("message", "retry", "failed")),
+                ("settle", "retry"),
                 ("policy", "ttl"),
+            )
+        ),
+        # The last release does not know these, or takes an argument that it does not know for nothing.
+        *(
+            frozenset({("fault", "upgrade"), each})
+            for each in (
+                ("groups", "yes"),
+                # It has another rule for cycles.
+                ("dead-letter", "retry"),
+                *(("delay", each) for each in ("message", "retry", "failed")),
+                *(("publish", each) for each in ("tx", "large tx")),
+                # Of a message with CC, it tries the alternate exchange for each key.
+                *(("exchange", each) for each in ("alternate", "super", *sorted(CHOOSING))),
+                *(("limit", each) for each in ("queues", "connections", "channels")),
             )
         ),
         frozenset({("groups", "yes"), ("priority", "5")}),

@@ -20,7 +20,7 @@ VARIABLE = "MQD_TEST_BUG"
 ROOT = str(Path(__file__).parents[2])
 BUGS: dict[str, Callable[[], None]] = {}
 #: Bugs that need three nodes.
-CLUSTERED = frozenset({"stale-conditions", "offset-skipped"})
+CLUSTERED = frozenset({"stale-conditions", "offset-skipped", "lost-when-the-version-is-raised"})
 
 
 def started_with(name: str | None) -> tuple[Sequence[str], dict[str, str]]:
@@ -404,6 +404,51 @@ def _read() -> None:
         return planted
 
     _replace(Permissions, "check", make)
+
+
+@bug("lost-when-the-version-is-raised")
+def _raised() -> None:
+    """When the last node is upgraded, each quorum queue loses what was in it."""
+    Machine = _machine().Machine
+
+    def make(raise_version: Any) -> Any:
+        def planted(self: Any, meta: Any, command: Any, effects: Any) -> None:
+            raise_version(self, meta, command, effects)
+            self._purge(meta, ("purge",), effects)
+
+        return planted
+
+    _replace(Machine, "_raise_version", make)
+    _machine()._APPLY["version"] = Machine._raise_version
+
+
+@bug("retry-at-once")
+def _at_once() -> None:
+    """A message whose consumer wants it later comes again at once."""
+    Machine = _machine().Machine
+
+    def make(retry: Any) -> Any:
+        def planted(self: Any, meta: Any, command: Any, effects: Any) -> None:
+            retry(self, meta, (*command[:4], 0, command[5]), effects)
+
+        return planted
+
+    _replace(Machine, "_retry", make)
+    _machine()._APPLY["retry"] = Machine._retry
+
+
+@bug("cancelled-comes-back")
+def _cancelled() -> None:
+    """A waiting message that was cancelled goes back to its queue."""
+    from amqp_server.management.changes.internal_session import Direct
+
+    def make(ack: Any) -> Any:
+        async def planted(self: Any, got: Any) -> None:
+            pass
+
+        return planted
+
+    _replace(Direct, "ack", make)
 
 
 # -- streams -------------------------------------------------------------------------------------------------

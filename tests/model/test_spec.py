@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
 from tests.model import pairs
+from tests.model.brokers import as_old
+from tests.model.campaign import begins_old
 from tests.model.generator import draw
+from tests.model.judge import Judge
+from tests.model.judging.requests import OWN
 from tests.model.programs import Program
 from tests.model.shrink import shrunk
 from tests.model.spec.channels import Channel, Delivered, Session, User
@@ -159,6 +165,36 @@ def test_the_oldest_are_dead_lettered_at_the_limit(talk: Talk) -> None:
     talk.publish("q", 3)
     assert [(copy.message.number, copy.deaths[0].reason) for copy in dead.line()] == [(1, "maxlen")]
     assert talk.model.queues["q"].count() == (2, 2)
+
+
+def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    talk.declare("q", max_length=1, max_priority=5, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.step()
+    for number, priority in ((1, 0), (2, 1), (3, 5)):
+        talk.model.publish(talk.channel, Message(number, 10, "", "q", priority=priority))
+    first, second = dead.line()
+    assert [each.message.number for each in (first, second)] == [2, 3]
+    assert not first.precedes(second)
+
+
+def test_of_several_whose_waits_end_any_may_be_dropped(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True, max_length=1)
+    for delay in (200, 400):
+        talk.publish("q", headers={"x-delay": delay})
+    # A lot happens before anybody looks.
+    talk.step(3.0)
+    assert [copy.presence for copy in queue.line()] == [Presence.MAYBE] * 2
+
+
+def test_a_dead_letter_that_is_refused_is_dead_lettered(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    full: dict[str, Any] = {"max_length": 0, "overflow": "reject-publish-dlx"}
+    talk.declare("next", **full, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.declare("q", **full, dead_letter_exchange="", dead_letter_routing_key="next")
+    talk.publish("q")
+    [letter] = dead.line()
+    assert [(death.queue, death.reason) for death in letter.deaths] == [("next", "maxlen"), ("q", "maxlen")]
 
 
 def test_a_full_queue_refuses(talk: Talk) -> None:
@@ -346,6 +382,169 @@ def test_a_returned_message_is_counted_late_on_three_nodes(three: Talk) -> None:
     assert queue.count() == (1, 1)
 
 
+def test_what_comes_back_may_expire_before_its_auto_delete_queue_goes(three: Talk) -> None:
+    dead = three.declare("dead")
+    queue = three.declare(
+        "q",
+        message_ttl=0,
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+        delayed_retry_type="all",
+        delayed_retry_min=150,
+    )
+    queue.auto_delete = True
+    three.consume("q")
+    three.publish("q")
+    three.deliver(1)
+    three.step()
+    three.model.close_channel(three.channel)
+    assert "q" not in three.model.queues
+    assert [(copy.message.number, copy.presence) for copy in dead.line()] == [(1, Presence.MAYBE)]
+
+
+def test_what_lost_its_transient_letters_dies_again(three: Talk) -> None:
+    dead = three.declare("dead")
+    queue = three.declare(
+        "q", "quorum", message_ttl=10, dead_letter_exchange="", dead_letter_routing_key="dead"
+    )
+    three.publish("q", persistent=False)
+    [copy] = queue.copies
+    three.model.dead_letter(queue, copy, "expired", certain=False)
+    dead.crash()
+    three.model.letters_lost()
+    three.model.dead_letter(queue, copy, "expired", certain=True)
+    assert [letter.message.number for letter in dead.line()] == [1]
+
+
+def test_a_transaction_that_is_refused_in_a_cluster_dead_letters_nothing(three: Talk) -> None:
+    dead = three.declare("dead")
+    three.declare(
+        "q",
+        max_length=0,
+        overflow="reject-publish-dlx",
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+    )
+    three.done(three.model.select(three.channel, "tx"))
+    three.publish("q")
+    assert three.model.commit(three.channel).codes == {PRECONDITION_FAILED}
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_a_delivery_may_be_on_its_way_while_its_stream_is_deleted(three: Talk) -> None:
+    log = three.stream("s")
+    three.publish("s")
+    three.step()
+    three.done(three.model.qos(three.channel, 5, False))
+    three.done(three.model.consume(three.channel, "s", "r", arguments={"x-stream-offset": "first"}))
+    three.step()
+    three.model.remove_queue(log)
+    late = Delivered(1, 1, False, "", "s", {"x-stream-offset": 0}, 10, "r")
+    three.model.on_delivery(three.channel, late)
+    three.step()
+    three.step()
+    with pytest.raises(Broken, match="does not consume"):
+        three.model.on_delivery(three.channel, replace(late, tag=2))
+
+
+def test_a_partition_that_moves_waits_for_the_acks_of_the_member_before(talk: Talk) -> None:
+    talk.stream("s")
+    talk.step()
+    group = talk.model.declare_queue(talk.channel, "g", "stream-group", arguments={"x-stream": "s"})
+    talk.done(group)
+    talk.publish("s", 2)
+    talk.consume("g", "one")
+    headers = {"x-stream-offset": 0}
+    for tag in (1, 2):
+        talk.model.on_delivery(talk.channel, Delivered(tag, tag, False, "", "s", headers, 10, "one"))
+    talk.consume("g", "two")
+    talk.settle("requeue", 1)
+    # It may have been given to the second member, which gets nothing before the first one has acked the rest.
+    assert not list(talk.model.owed())
+    talk.settle("ack", 2)
+    assert list(talk.model.owed()) == ["g: message 1 is ready, and a consumer waits for it"]
+
+
+def test_what_expired_just_before_its_queue_was_deleted_may_go_with_it(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    for name, deleted_after_s in (("soon", 0.1), ("late", 2.0)):
+        queue = talk.declare(name, message_ttl=50, dead_letter_exchange="", dead_letter_routing_key="dead")
+        talk.publish(name)
+        talk.step(0.1)
+        talk.step(deleted_after_s)
+        talk.model.remove_queue(queue)
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE, Presence.COMING]
+
+
+def test_what_was_purged_may_be_on_its_way_to_a_client_of_another_node(three: Talk) -> None:
+    three.declare("q")
+    three.publish("q", 3)
+    three.consume("q")
+    three.step()
+    three.done(three.model.purge(three.channel, "q"), Answer())
+    three.deliver(1)
+    three.step()
+    three.deliver(2)
+    three.step()
+    with pytest.raises(Broken, match="message 3 was delivered while it was gone"):
+        three.deliver(3)
+
+
+def test_streams_are_refused_until_all_nodes_are_upgraded() -> None:
+    talk = Talk(as_old(Broker()))
+    talk.step()
+    refused = talk.model.declare_queue(talk.channel, "s", "stream")
+    assert 0 not in refused.codes
+    talk.model.upgraded(Broker())
+    talk.stream("s")
+
+
+def test_the_order_of_the_last_release_is_not_looked_at() -> None:
+    talk = Talk(as_old(Broker()))
+    talk.declare("q", "quorum")
+    talk.publish("q", priority=1)
+    talk.publish("q", priority=5)
+    talk.step()
+    talk.model.upgraded(Broker())
+    talk.publish("q", priority=5)
+    talk.publish("q", priority=1)
+    talk.consume("q", prefetch=2)
+    talk.deliver(1)
+    talk.deliver(4)
+    talk.step()
+    # What came when all were upgraded has an order.
+    with pytest.raises(Broken, match="message 4 came before message 3"):
+        talk.model.settle_step()
+
+
+@pytest.mark.parametrize("nodes", [1, 3])
+def test_a_program_upgrades_every_node(nodes: int) -> None:
+    rows = pairs.rows(nodes, 5, {"fault": "upgrade"})
+    for seed, row in zip(range(20), rows, strict=False):
+        program = draw(seed, row, nodes)
+        upgraded = [step["node"] for step in program.steps if step["op"] == "fault"]
+        assert sorted(upgraded) == ["n1", "n2", "n3"][:nodes]
+        assert begins_old(program)
+
+
+def test_steps_that_need_what_is_out_of_reach_are_left_out() -> None:
+    class Three:
+        def taken_for_granted(self) -> Broker:
+            return Broker(nodes=3, prompt=False)
+
+    judge = Judge(cast(Any, Three()), Program(0, 3, []), "v", 1.0)
+    talk = Talk()
+    talk.model = judge.model
+    talk.declare("q").reachable = False
+    large = {"op": "large", "client": OWN, "keys": ["p", "q"]}
+    assert judge._out_of_reach(large)
+    assert not judge._out_of_reach(large | {"keys": ["p"]})
+    judge.hit = {"n2"}
+    judge.model.vanishing = ["p"]
+    assert judge._out_of_reach(large | {"keys": ["p"]})
+    assert judge._out_of_reach({"op": "publish", "client": OWN, "exchange": "x", "key": "k", "messages": []})
+
+
 def test_what_was_published_together_is_deleted_together(talk: Talk) -> None:
     log = talk.stream("s", x_max_length_bytes=6000, x_stream_max_segment_size_bytes=1000)
     talk.publish("s", 200)
@@ -409,6 +608,39 @@ def test_what_waits_comes_when_it_is_due(talk: Talk) -> None:
     assert list(talk.model.owed()) == ["q: message 1 is ready, and a consumer waits for it"]
     talk.deliver(1)
     assert queue.count() == (0, 0)
+
+
+def test_a_client_says_when_a_delivery_comes_again(talk: Talk) -> None:
+    queue = talk.declare("q", "quorum", delivery_limit=1)
+    talk.publish("q")
+    talk.consume("q")
+    talk.deliver(1)
+    talk.step()
+    talk.model.retry(talk.channel, 1, 1_000, failed=False)
+    with pytest.raises(Broken, match="before its time"):
+        talk.deliver(1, redelivered=True)
+    assert not list(talk.model.owed())
+    talk.step(1.1)
+    talk.deliver(1, redelivered=True)
+    assert queue.copies[0].returns == (0, 0)
+    talk.model.retry(talk.channel, 1, 0, failed=True)
+    assert talk.channel.closing == {PRECONDITION_FAILED}
+
+
+def test_only_what_waits_can_be_cancelled(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True)
+    talk.publish("q", headers={"x-delay": 1_000})
+    talk.publish("q")
+    assert queue.cancel(2) == ({"nack"}, [])
+    right, gone = queue.cancel(1)
+    assert right == {"ack"}
+    queue.cancelled(gone)
+    assert queue.cancel(1)[0] == {"nack"}
+    talk.consume("q")
+    talk.deliver(2)
+    talk.step(1.1)
+    with pytest.raises(Broken, match="message 1 was delivered while it was gone"):
+        talk.deliver(1)
 
 
 def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:

@@ -42,6 +42,10 @@ class Node:
         self.environment: dict[str, str] = {}
         self.port = self.http = 0
 
+    def add_options(self, *options: str) -> None:
+        """From the next start on."""
+        self._options += options
+
     def __enter__(self) -> Self:
         self.start()
         return self

@@ -6,11 +6,13 @@ this host finds both again when the answers come.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 from quorum_queue.cluster.queues.guests import Guest, GuestOrigin
+from quorum_queue.empty import NO_LIST
 from quorum_queue.host import DELETED, MOVED, Key, QueueHost, answer_publishes
 from quorum_queue.machine import codec
 from quorum_queue.machine.attributes import ALL
@@ -25,9 +27,11 @@ class _Publish:
     answer.
     """
 
-    __slots__ = ("batch", "first", "last", "level", "origin")
+    __slots__ = ("ahead", "batch", "first", "last", "level", "origin")
 
     def __init__(self, origin: Any, first: int, last: int, level: int) -> None:
+        #: Messages behind `first` that were answered before it, as first and last ones.
+        self.ahead: list[tuple[int, int]] = NO_LIST
         self.origin = origin
         #: Level of confirmation; see quorum_queue.machine.attributes.
         self.level = level
@@ -35,6 +39,32 @@ class _Publish:
         self.batch = 0
         self.first = first
         self.last = last
+
+    def answered(self, first: int, last: int) -> bool:
+        """These have their answer. Return whether all have."""
+        if first > self.first:
+            self._answered_ahead(first, last)
+            return False
+        self.first = last + 1
+        while self.ahead and self.ahead[0][0] == self.first:
+            self.first = self.ahead.pop(0)[1] + 1
+        return self.first > self.last
+
+    def _answered_ahead(self, first: int, last: int) -> None:
+        if not self.ahead:
+            self.ahead = [(first, last)]
+        elif self.ahead[-1][1] + 1 == first:
+            self.ahead[-1] = (self.ahead[-1][0], last)
+        else:
+            insort(self.ahead, (first, last))
+
+    def unanswered(self) -> Iterator[tuple[int, int]]:
+        first = self.first
+        for low, high in self.ahead:
+            yield first, low - 1
+            first = high + 1
+        if first <= self.last:
+            yield first, self.last
 
 
 class Unsent(NamedTuple):
@@ -154,12 +184,10 @@ class DeferredHost(QueueHost):
         publish = self._publishes.get(token)
         if publish is None:
             return
-        if publish.first < first:
+        if publish.first < first and self._answers_in_order:
             # The earlier ones got no answer: a snapshot replaced the entries that would have answered them.
             self._confirmed(token, publish.first, first - 1, refused=self._may_refuse)
-        # The machine answers for the messages of one command in their order.
-        publish.first = last + 1
-        if publish.first > publish.last:
+        if publish.answered(first, last):
             del self._publishes[token]
         if publish.level == ALL and self._waits_for_all:
             self._answer_when_all(publish.origin, first, last, refused=refused)
@@ -167,6 +195,13 @@ class DeferredHost(QueueHost):
             publish.origin.refused(first, last)
         else:
             publish.origin.confirmed(first, last)
+
+    @property
+    def _answers_in_order(self) -> bool:
+        """True if the messages of one command get their answers in their order: then an answer to a later one
+        says that there will be none to an earlier one. That is so where a log is applied.
+        """
+        return True
 
     @property
     def _waits_for_all(self) -> bool:
@@ -290,7 +325,8 @@ class DeferredHost(QueueHost):
         for publish in publishes.values():
             origin = publish.origin
             answer = origin.gone if self.ended == "deleted" else origin.refused
-            answer(publish.first, publish.last)
+            for first, last in publish.unanswered():
+                answer(first, last)
 
     def _refuse_pending(self) -> None:
         pending, self.pending = self.pending, []

@@ -301,6 +301,13 @@ class RemoteHost(DeferredHost):
     # -- receiving
     # -------------------------------------------------------------------------------------------------
 
+    @property
+    def _answers_in_order(self) -> bool:
+        """False: a classic queue refuses, and confirms transient messages, at once, and persistent ones when
+        they are on disk. The home answers for every message.
+        """
+        return False
+
     def received(self, found: list[tuple[Any, ...]]) -> None:
         """Take events from the queue's home; see events.decode."""
         for event in found:

@@ -187,6 +187,9 @@ class Clients:
         if how in ("close", "abort") and self.chance.random() < 0.3:
             self.add("close", client=client, how=self.chance.choice(["channel", how]), channel=channel)
             return
+        if how == "retry" and self.chance.random() < 0.8:
+            self._return_later(client, channel)
+            return
         if how == "recover" and self.chance.random() < 0.4:
             self.add("recover", client=client, channel=channel)
             return
@@ -202,6 +205,19 @@ class Clients:
             multiple=multiple,
             count=self.chance.choice([0, 1, 1, 2, 3]),
             newest=self.chance.random() < 0.2,
+        )
+
+    def _return_later(self, client: int, channel: int) -> None:
+        """Deliveries come again when the consumer says."""
+        self.add(
+            "retry",
+            client=client,
+            channel=channel,
+            count=self.chance.choice([1, 1, 2, 3]),
+            newest=self.chance.random() < 0.2,
+            delay=self.chance.choice([0, SHORT_MS, SHORT_MS, 3 * SHORT_MS]),
+            failed=self.chance.random() < 0.6,
+            **({"unknown": [1 << 40]} if self.chance.random() < 0.1 else {}),
         )
 
     def _get(self) -> None:
@@ -232,7 +248,7 @@ class Clients:
             self.add("wait", ms=SHORT_MS + 60)
         elif self.row["expires"] == "short" or self.row["policy"] == "expires":
             self.add("wait", ms=self.chance.choice([200, LEASE_MS + 100]))
-        elif self.row["delay"] != "none":
+        elif self.row["delay"] != "none" or self.row["settle"] == "retry":
             self.add("wait", ms=SHORT_MS + 60)
         else:
             self.add("wait", ms=10)

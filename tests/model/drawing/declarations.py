@@ -38,7 +38,8 @@ class Declarations(Clients):
             self.add("declare", client=0, queue="s", kind="stream", arguments=arguments)
         self._declare_main()
         dies = any(step["op"] == "exchange" and step["exchange"] == "dlx" for step in self.steps)
-        if dies and not self.log and (retried or self.chance.random() < 0.4):
+        cycle = retried or (self.chance.random() < 0.4 and row["fault"] != "upgrade")
+        if dies and not self.log and cycle:
             # A cycle.
             self.add("bind", client=int(row["life"] == "exclusive"), source="dlx", destination="q0", key="dk")
         self.add(

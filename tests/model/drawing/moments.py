@@ -48,6 +48,8 @@ class Moments(Declarations):
         if row["dead-letter"] == "retry":
             # Before consumers take what has to come back.
             out.append((0, self._retry))
+        if row["delay"] == "message" and not self.log:
+            out += [(self.chance.randint(0, count), self._cancel_waiting) for _ in range(2)]
         if row["limit"] != "none":
             out.append((self.chance.randint(0, count // 2), self._limit))
         if row["pause"] != "none":
@@ -100,6 +102,15 @@ class Moments(Declarations):
             meanwhile=meanwhile,
         )
 
+    def _cancel_waiting(self) -> None:
+        """Some messages wait, and one of them, or one that does not wait, is cancelled by its id."""
+        waits = [self._message() for _ in range(2)]
+        for message in waits:
+            message["headers"] = message.get("headers", {}) | {"x-delay": 4 * SHORT_MS}
+        self.add("publish", client=0, channel=2, exchange="", key="q0", messages=waits, wait=True)
+        late, which = self.chance.random() < 0.2, self.chance.randrange(4)
+        self.add("cancel_waiting", queue="q0", which=which, late=late)
+
     def _much(self) -> None:
         """More than a stream with retention keeps."""
         for _ in range(4):
@@ -121,6 +132,9 @@ class Moments(Declarations):
             self._alarm(kind)
             return
         self._before_fault()
+        if kind == "upgrade":
+            self._upgrade()
+            return
         # At least once may be twice if the node is killed before the disk knows that a letter left its queue.
         vouch = kind != "kill at once" or self.row["dead-letter"] == "at-least-once"
         kind = kind.removesuffix(" at once")
@@ -136,6 +150,34 @@ class Moments(Declarations):
                 self.add("heal")
         for _ in range(self.chance.randint(1, 4)):
             self._body_step()()
+
+    def _upgrade(self) -> None:
+        """One node after the other, while clients go on."""
+        names = ["n1", "n2", "n3"][: self.nodes]
+        for node in self.chance.sample(names, len(names)):
+            if self.chance.random() < 0.5:
+                self._new()
+            self.add("fault", kind="upgrade", node=node, vouch=True, queue="q0")
+            if self.nodes > 1:
+                for _ in range(self.chance.randint(0, 3)):
+                    self._body_step()()
+                self.add("heal")
+            for _ in range(self.chance.randint(1, 3)):
+                self._body_step()()
+        self._new()
+
+    def _new(self) -> None:
+        """What is refused until all nodes have been upgraded, and works from then on."""
+        client = self.chance.randrange(2)
+        for queue, kind, arguments in (
+            ("new-s", "stream", {}),
+            ("new-g", "stream-group", {"x-stream": "new-s", "x-stream-offset": "first"}),
+        ):
+            self.add("declare", client=client, channel=3, queue=queue, kind=kind, arguments=arguments)
+        messages = [self._message() for _ in range(2)]
+        self.add("publish", client=client, channel=2, exchange="", key="new-s", messages=messages, wait=True)
+        self.add("pause", queue="q0", what="deliveries")
+        self.add("resume", queue="q0", what="deliveries")
 
     def _policy(self) -> None:
         chosen = self.row["policy"]

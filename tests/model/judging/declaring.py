@@ -110,11 +110,22 @@ class Declaring(Requests):
             "priority": policy.priority,
             "apply-to": policy.apply_to,
         }
-        self.broker.api(
-            "PUT", brokers.path("operator-policies" if operator else "policies", self.name, policy.name), body
-        )
+        where = brokers.path("operator-policies" if operator else "policies", self.name, policy.name)
+        if self._is_refused_before_the_upgrade("PUT", where, body):
+            return
+        self.broker.api("PUT", where, body)
         self.model.now = time.monotonic()
         self.model.set_policy(policy, operator=operator)
+
+    def _is_refused_before_the_upgrade(self, method: str, path: str, body: Any) -> bool:
+        """Until all nodes know it, an operator can't use what is new. Return True if that is so."""
+        if not self.model.broker.old:
+            return False
+        try:
+            self.broker.api(method, path, body)
+        except brokers.Refused:
+            return True
+        raise Broken(f"{method} {path} was accepted before all nodes were upgraded")
 
     def _do_clear_policy(self, step: Step) -> None:
         with contextlib.suppress(brokers.Refused):
@@ -129,8 +140,11 @@ class Declaring(Requests):
 
     def _pause(self, name: str, what: str, *, paused: bool) -> None:
         verb = "pause" if paused else "resume"
+        where = brokers.path("queues", self.name, name, verb)
+        if self._is_refused_before_the_upgrade("PUT", where, {what: True}):
+            return
         try:
-            self.broker.api("PUT", brokers.path("queues", self.name, name, verb), {what: True})
+            self.broker.api("PUT", where, {what: True})
         except brokers.Refused as error:
             queue = self.model.queues.get(name)
             if error.status != NOT_FOUND or (
@@ -161,10 +175,13 @@ class Declaring(Requests):
             self.broker.api("PUT", limits, {"value": step["value"]})
             user.channels_max = step["value"] if step["value"] >= 0 else None
             return
+        where = brokers.path("vhost-limits", self.name, f"max-{what}")
+        if self._is_refused_before_the_upgrade("PUT", where, {"value": step["value"]}):
+            return
         if what == "connections":
             self._client(OWN)
         value = step["value"] if what == "queues" or step["value"] < 0 else len(self.sessions) + step["value"]
-        self.broker.api("PUT", brokers.path("vhost-limits", self.name, f"max-{what}"), {"value": value})
+        self.broker.api("PUT", where, {"value": value})
         if what == "queues":
             self.model.queues_max = value
         else:

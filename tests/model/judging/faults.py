@@ -105,22 +105,28 @@ class Faults(Transactions):
         if kind == "entry":
             self._strike_one(step["queue"])
             return
-        if kind in ("kill", "restart"):
-            if step.get("vouch") or kind == "restart":
+        ends = kind in ("kill", "restart", "upgrade")
+        if ends:
+            if step.get("vouch") or kind != "kill":
                 self._vouch()
             for client in self.clients.values():
                 client.read()
             self._handle_events()
         self.model.sent_at = time.monotonic()
         self.broker.fault(kind, node, step)
-        if kind in ("kill", "restart"):
+        if ends:
             for client in self.clients.values():
                 client.abort()
             sessions = list(self.sessions.values())
             self.clients.clear()
             self.sessions.clear()
             self.model.now = time.monotonic()
-            self.model.crashed(sessions, orderly=kind == "restart")
+            self.model.crashed(sessions, orderly=kind != "kill")
+        self._note_upgrade()
+
+    def _note_upgrade(self) -> None:
+        if self.model.broker.old and self.broker.has_been_upgraded():
+            self.model.upgraded(self.broker.taken_for_granted())
 
     def _strike_one(self, name: str) -> None:
         """A queue fails when it gets a message, and starts again from what is stored."""
@@ -179,7 +185,7 @@ class Faults(Transactions):
             for q in self.model.queues.values()
             if isinstance(q, Queue) and q.kind == "classic" and q.node in ends
         ]
-        hits = kind in ("kill", "restart", "freeze", "isolate")
+        hits = kind in ("kill", "restart", "upgrade", "freeze", "isolate")
         if hits or kind == "cut":
             self._leave(local)
         self.broker.fault(kind, node, step)
@@ -189,7 +195,7 @@ class Faults(Transactions):
                 queue.reachable = False
             return
         self.hit.add(node)
-        lost = kind in ("kill", "restart")
+        lost = kind in ("kill", "restart", "upgrade")
         for each in self.model.queues.values():
             if isinstance(each, Queue) and each.owner is not None and each.owner.node == node:
                 # It goes as soon as the node is back, whoever it belongs to.
@@ -206,6 +212,8 @@ class Faults(Transactions):
                 queue.lost_with_node = queue.lost_with_node or lost
             elif lost:
                 queue.crash()
+        if lost:
+            self.model.letters_lost()
 
     def _leave(self, queues: list[Queue]) -> None:
         """Clients of other nodes leave the queues that are on this node only."""
@@ -287,3 +295,4 @@ class Faults(Transactions):
                 if queue.lost_with_node:
                     self.model.remove_queue(queue)
         self.model.troubled = False
+        self._note_upgrade()

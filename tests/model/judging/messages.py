@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import time
 
 import pamqp.base
 from pamqp import commands
 
-from tests.model.client import publish_frames
+from tests.model.client import Gone, publish_frames
 from tests.model.judging.declaring import Declaring
-from tests.model.judging.requests import message_of
+from tests.model.judging.requests import OWN, message_of
 from tests.model.programs import Step
 from tests.model.spec.channels import Channel
 from tests.model.spec.messages import Message, Presence
+from tests.model.spec.promises import Broken
+from tests.model.spec.publishing import RETRY
 from tests.model.spec.queues import Queue
+
+#: Requests to this name of the default exchange cancel messages that wait.
+CANCEL = "amq.mqd.cancel"
 
 
 class Messages(Declaring):
@@ -119,6 +125,50 @@ class Messages(Declaring):
                 method = commands.Basic.Reject(tag, step["how"] == "requeue")
             self.clients[number].send(channel.number, method)
         self._flush(number)
+
+    def _do_retry(self, step: Step) -> None:
+        number, channel = self._channel(step)
+        tags = sorted(channel.unacked)
+        for tag in (tags[-step["count"] :] if step.get("newest") else tags[: step["count"]]) or step.get(
+            "unknown", ()
+        ):
+            self.model.retry(channel, tag, step["delay"], failed=step["failed"])
+            headers = {"x-delivery-tag": tag, "x-delay": step["delay"], "x-failed": step["failed"]}
+            properties = commands.Basic.Properties(headers=headers)
+            frames = publish_frames(channel.number, RETRY, "", b"", properties, mandatory=False)
+            self.clients[number].write(frames)
+            if channel.closing:
+                return
+        self._flush(number)
+
+    def _do_cancel_waiting(self, step: Step) -> None:
+        """A client takes back a message that waits, or one that does not, by its message-id."""
+        queue = self.model.queues.get(step["queue"])
+        if not isinstance(queue, Queue) or self.hit or queue.shaken or queue.owner or self.model.broker.old:
+            self.skipped += 1
+            return
+        waiting = [copy.message.number for copy in queue.waiting()]
+        there = [copy.message.number for copy in queue.copies]
+        numbers = waiting if waiting and not step["late"] else there
+        if not numbers:
+            return
+        number, channel = self._channel({"client": OWN, "channel": 10})
+        client, chosen = self.clients[number], numbers[step["which"] % len(numbers)]
+        client.send(channel.number, commands.Confirm.Select())
+        self._await(client, channel.number, commands.Confirm.SelectOk)
+        right, gone = queue.cancel(chosen)
+        body = json.dumps({"queue": queue.name, "message_id": str(chosen)}).encode()
+        properties = commands.Basic.Properties()
+        client.write(publish_frames(channel.number, "", CANCEL, body, properties, mandatory=False))
+        arrived = self._await(client, channel.number, (commands.Basic.Ack, commands.Basic.Nack))
+        if arrived is None:
+            raise client.gone or Gone(0)
+        self.model.tick(time.monotonic())
+        answer = "ack" if isinstance(arrived.method, commands.Basic.Ack) else "nack"
+        if answer not in right:
+            raise Broken(f"{queue.name}: the cancel of message {chosen} got {answer} where {right} is right")
+        if answer == "ack":
+            queue.cancelled(gone)
 
     def _do_unknown_tag(self, step: Step) -> None:
         number, channel = self._channel(step)

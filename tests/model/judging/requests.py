@@ -285,20 +285,33 @@ class Requests:
         if "client" in step and step["client"] >= 0 and self._place(step["client"]) in self.hit:
             return True
         name = step.get("queue") or (step.get("destination") if step["op"] == "bind" else None)
-        if self.hit and {name, step.get("key")} & set(self.model.vanishing):
+        if self.hit and self._may_find_vanishing(step, name):
             return True
         if name is not None:
-            queue = self.model.queues.get(name)
-            return isinstance(queue, Queue) and (not queue.certain or not queue.reachable)
+            return self._is_out_of_reach(name)
+        if step["op"] == "large":
+            return any(self._is_out_of_reach(each) for each in step["keys"])
         if step["op"] == "publish":
             # With CC and BCC.
             messages = [message_of(step, each) for each in step["messages"]]
             return any(
-                isinstance(q := self.model.queues.get(n), Queue) and not (q.certain and q.reachable)
+                self._is_out_of_reach(n)
                 for each in messages
                 for n in self.model._route(step["exchange"], each.keys, each.headers)
             )
         return False
+
+    def _is_out_of_reach(self, name: str) -> bool:
+        queue = self.model.queues.get(name)
+        return isinstance(queue, Queue) and not (queue.certain and queue.reachable)
+
+    def _may_find_vanishing(self, step: Step, name: str | None) -> bool:
+        """True if the step may still find a queue that goes when the others miss the node of its client."""
+        vanishing = self.model.vanishing
+        if vanishing and step["op"] == "publish" and step["exchange"]:
+            # Its exchange may have a binding to the queue.
+            return True
+        return any(each in vanishing for each in (name, step.get("key"), *step.get("keys", ())))
 
     def _lease_ended(self) -> bool:
         """True if a queue has just expired, so that a request found it gone."""

@@ -51,6 +51,8 @@ class Publishing:
     copies: list[tuple[Queue, Copy]]
     outcomes: set[str]
     logs: list[Log] = field(default_factory=list)
+    #: Dead letters that a refusal made of it.
+    letters: list[Copy] = field(default_factory=list)
     #: True while it has to be returned first.
     to_return: bool = False
 
@@ -70,6 +72,8 @@ class Channel:
     readers: dict[str, Reader] = field(default_factory=dict)
     #: Consumers whose queue was deleted.
     ended: dict[str, Consumer] = field(default_factory=dict)
+    #: Readers whose stream was deleted, and in which step.
+    ended_readers: dict[str, tuple[Reader, int]] = field(default_factory=dict)
     last_publish: int = 0
     #: By number of the publish.
     unconfirmed: dict[int, Publishing] = field(default_factory=dict)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence, died
+from tests.model.spec.messages import NEVER, Copy, Death, Flag, Message, Presence, died
 from tests.model.spec.queues import Queue
 from tests.model.spec.state import State
 
@@ -77,9 +77,11 @@ class Letters(State):
             here = presence
             if not target.reachable and queue.settings.dead_letter_strategy == "at-most-once":
                 here = Presence.MAYBE
-            # Messages of different priorities expire in the order in which they came, or of their priority.
-            lane = f"from {queue.name}" + (f" {copy.priority}" if reason == "expired" else "")
-            if reason == "expired" and self.broker.expires_anywhere:
+            # Messages of different priorities expire in the order in which they came, or of their priority,
+            # and so do those that a limit drops: it may drop several at once.
+            ranked = reason in ("expired", "maxlen")
+            lane = f"from {queue.name}" + (f" {copy.priority}" if ranked else "")
+            if reason == "expired" and self.broker.expires_anywhere is not False:
                 # So do those of different TTLs, and those that came back.
                 lane += f" {copy.ttl_ms}" if copy.flag is Flag.NO else f" {self.ordinal}"
             # It may have expired long before that is certain.
@@ -90,6 +92,9 @@ class Letters(State):
             letter, outcomes = target.offer(
                 bare, sent, lane, self.ordinal, here, exchange, keys[0], is_letter=True
             )
+            if "nack" in outcomes and target.settings.overflow == "reject-publish-dlx":
+                refused = here if outcomes == {"nack"} else Presence.MAYBE
+                self._refuse_letter(target, bare, (exchange, keys[0]), refused, (deaths, copy.deaths_sure))
             if letter is None:
                 continue
             letter.deaths, letter.source, letter.deaths_sure = deaths, copy, copy.deaths_sure
@@ -99,6 +104,21 @@ class Letters(State):
             letters.append(letter)
             target.trim()
         return letters
+
+    def _refuse_letter(
+        self,
+        target: Queue,
+        message: Message,
+        came_by: tuple[str, str],
+        presence: Presence,
+        deaths: tuple[tuple[Death, ...], bool],
+    ) -> None:
+        """A full queue dead-letters a dead letter that it refuses."""
+        exchange, key = came_by
+        copy = Copy(message, 0, self.step, "", presence, ordinal=self.ordinal, exchange=exchange, key=key)
+        copy.deaths, copy.deaths_sure = deaths
+        target.copies.append(copy)
+        self.dead_letter(target, copy, "maxlen", certain=True)
 
     def settled_source(self, copy: Copy) -> None:
         """The copy was seen: its source is not in its queue any more, and no letter was made of it."""
@@ -115,6 +135,13 @@ class Letters(State):
                 if not letter.held:
                     letter.leave(NEVER)
             copy.letters, copy.doomed = [], False
+
+    def letters_lost(self) -> None:
+        """After a kill: of what is in doubt, transient letters may be lost, and it may die again."""
+        for queue in self.queues.values():
+            for copy in queue.copies if isinstance(queue, Queue) else ():
+                if copy.doomed and not copy.gone and all(each.gone_at == NEVER for each in copy.letters):
+                    copy.letters, copy.doomed = [], False
 
 
 def _in_cycle(queue: str, deaths: tuple[Any, ...]) -> bool:

@@ -105,6 +105,9 @@ class Copy:
     ordinal: int = 0
     #: True in a quorum queue, where those that came back come first.
     strict: bool = False
+    #: True if it came before all nodes were upgraded: quorum queues have no priorities then, and put what is
+    #: returned back to its place.
+    old: bool = False
     held: bool = False
     gone: bool = False
     #: Step in which it was last delivered, became ready, or left.
@@ -154,6 +157,8 @@ class Copy:
 
     def precedes(self, other: Copy) -> bool:
         """True if the copy has to be delivered before the other one, where both are ready."""
+        if self.strict and (self.old or other.old) and self._ranks_otherwise(other):
+            return False
         if self.strict and (self.flag is not Flag.NO or other.flag is not Flag.NO):
             # Those that came back come first, in the order of their return, which nobody here knows.
             return self.flag is Flag.YES and other.flag is Flag.NO
@@ -162,6 +167,9 @@ class Copy:
         if self.lane == other.lane:
             return self.ordinal < other.ordinal
         return self.arrived is not None and self.arrived < other.sent
+
+    def _ranks_otherwise(self, other: Copy) -> bool:
+        return self.priority != other.priority or self.flag is not Flag.NO or other.flag is not Flag.NO
 
     @property
     def may_be_retried(self) -> bool:

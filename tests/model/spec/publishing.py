@@ -22,6 +22,13 @@ from tests.model.spec.promises import (
 from tests.model.spec.queues import LATE_S, Queue
 from tests.model.spec.streams import Log
 
+#: Messages to this exchange return deliveries.
+RETRY = "amq.mqd.retry"
+
+
+def _is_group(queue: Queue) -> bool:
+    return queue.kind == "stream-group"
+
 
 @dataclass(eq=False)
 class Publishes(Consuming):
@@ -55,6 +62,30 @@ class Publishes(Consuming):
         if channel.confirming:
             channel.last_publish += 1
             channel.unconfirmed[channel.last_publish] = publishing
+
+    def retry(self, channel: Channel, tag: int, wait_ms: int, *, failed: bool) -> None:
+        """A message to `amq.mqd.retry` returns a delivery, which comes again when the client says."""
+        held = channel.unacked.get(tag)
+        if self.broker.old:
+            channel.closing |= {NOT_FOUND, PRECONDITION_FAILED}
+            return
+        if channel.transactional or held is None or isinstance(held.queue, Log) or _is_group(held.queue):
+            channel.closing.add(PRECONDITION_FAILED)
+            return
+        del channel.unacked[tag]
+        if held.copy is not None and held.copy.held:
+            held.queue.withdraw(held.copy, requeue=True, failed=failed, wait_ms=wait_ms)
+        if channel.confirming:
+            channel.last_publish += 1
+            returned = Publishing(Message(-1, 0, RETRY, ""), [], {"ack"})
+            if (
+                not held.queue.reachable
+                or held.queue.shaken
+                or self.queues.get(held.queue.name) is not held.queue
+            ):
+                returned.outcomes.add("nack")
+            channel.unconfirmed[channel.last_publish] = returned
+        self._trim([held])
 
     def _enqueue(
         self,
@@ -90,16 +121,16 @@ class Publishes(Consuming):
                 publishing.outcomes = publishing.outcomes | outcomes
                 choice.refused = choice.refused or "nack" in outcomes
                 if "nack" in outcomes and queue.settings.overflow == "reject-publish-dlx":
-                    self._refused_letter(queue, message, Presence.MAYBE)
+                    publishing.letters += self._refused_letters(queue, message, Presence.MAYBE)
             elif outcomes == {"nack"}:
                 publishing.outcomes = {"nack"}
                 if not queue.publishes_paused and queue.settings.overflow == "reject-publish-dlx":
-                    self._refused_letter(queue, message, presence)
+                    publishing.letters += self._refused_letters(queue, message, presence)
             elif outcomes == {"ack", "nack"}:
                 if publishing.outcomes == {"ack"}:
                     publishing.outcomes = outcomes
                 if queue.settings.overflow == "reject-publish-dlx":
-                    self._refused_letter(queue, message, Presence.MAYBE)
+                    publishing.letters += self._refused_letters(queue, message, Presence.MAYBE)
             if copy is not None:
                 if channel.transactional and self.broker.nodes > 1 and copy.due is None:
                     # Other clients see it a moment after the commit.
@@ -112,7 +143,7 @@ class Publishes(Consuming):
                 queue.trim(certain=choice is None)
         return publishing
 
-    def _refused_letter(self, queue: Queue, message: Message, presence: Presence) -> None:
+    def _refused_letters(self, queue: Queue, message: Message, presence: Presence) -> list[Copy]:
         """reject-publish-dlx dead-letters what it refuses."""
         copy = Copy(
             message,
@@ -126,6 +157,7 @@ class Publishes(Consuming):
         )
         queue.copies.append(copy)
         self.dead_letter(queue, copy, "maxlen", certain=True)
+        return copy.letters
 
     def _append(
         self, log: Log, message: Message, lane: str, publishing: Publishing, choice: Choice | None
@@ -291,7 +323,7 @@ class Publishes(Consuming):
                 for taker in takers:
                     if identity in taker.remembered:
                         taker.remembered[identity] = Presence.MAYBE
-                for _, copy in publishing.copies:
+                for copy in [*(copy for _, copy in publishing.copies), *publishing.letters]:
                     copy.presence = Presence.MAYBE
                 for log in publishing.logs:
                     for entry in log.entries:

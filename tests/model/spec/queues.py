@@ -101,6 +101,8 @@ class Queue:
     past_kill: bool = False
     #: Step in which the last consumer left that did.
     lost_one_at: int = -1
+    #: Step in which the last consumer came that did.
+    joined_at: int = -1
     #: What operators have paused, and in which step they paused deliveries.
     deliveries_paused: bool = False
     publishes_paused: bool = False
@@ -228,9 +230,12 @@ class Queue:
             presence = Presence.MAYBE
         if self.settings.overflow.startswith("reject-publish"):
             low, high = self._ready_range()
-            if self._over(low[0] + 1, low[1] + message.size):
+            # The last release takes what does not fit in, if the queue is not full yet, and else not even a
+            # message without a body.
+            old = self.vhost.broker.old
+            if self._over(low[0] + 1, low[1] + (0 if old else message.size)):
                 return None, {"nack"} if seen is None else {"ack", "nack"}
-            if self._over(high[0] + 1, high[1] + message.size):
+            if self._over(high[0] + 1, high[1] + message.size + old):
                 outcomes, presence = {"ack", "nack"}, Presence.MAYBE
                 self._overtake()
         copy = Copy(
@@ -246,6 +251,7 @@ class Queue:
             group=message.headers.get("x-group-id") if self.grouped else None,
         )
         copy.ready_at, copy.repeated = self.vhost.step, seen is not None
+        copy.old = self.vhost.broker.old
         limits = [ttl for ttl in (self.settings.ttl_ms, message.expiration_ms) if ttl is not None]
         if limits:
             copy.ttl_ms = min(limits)
@@ -332,12 +338,28 @@ class Queue:
             sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
             sure += self.surely_waiting()
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
+            # What may still wait is not dropped, and stays in the way of others.
+            over = over and not copy.may_be_retried
             self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
+
+    def _trim_in_any_order(self) -> None:
+        """Several waits have ended, and nobody knows in which order: of too many messages, each may have been
+        dropped while the others still waited.
+        """
+        counted = self.line() + self.waiting()
+        if self.settings.overflow == "drop-head" and self._over(
+            len(counted), sum(copy.message.size for copy in counted)
+        ):
+            for copy in self.line():
+                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
 
     def tick(self) -> None:
         """Time goes on: messages expire; in some brokers only those behind no other message."""
         now = self.vhost.now
-        if sum(copy.look_at_time(now, self.vhost.step) for copy in self.copies):
+        ended = sum(copy.look_at_time(now, self.vhost.step) for copy in self.copies)
+        if ended > 1:
+            self._trim_in_any_order()
+        if ended:
             # What is ready again may be dropped.
             self.trim()
         if not any(copy.expiry and (copy.ready or copy.waits) for copy in self.copies):
@@ -347,12 +369,12 @@ class Queue:
         for copy in self.line() + self.waiting():
             anywhere = self.vhost.broker.expires_anywhere
             if not copy.may_have_expired(now):
-                if copy.presence is Presence.SURE and not self.racing and not anywhere:
+                if copy.presence is Presence.SURE and not self.racing and anywhere is False:
                     break
-                clear = clear and anywhere
+                clear = clear and bool(anywhere)
                 continue
             certain = clear and copy.has_expired(now) and copy.arrived is not None and not self.racing
-            clear = clear and (certain or anywhere)
+            clear = clear and (certain or bool(anywhere))
             self.vhost.dead_letter(self, copy, "expired", certain=certain)
 
     # -- departures ------------------------------------------------------------------------------------------
@@ -374,7 +396,7 @@ class Queue:
         if not ready and any(copy.waits for copy in named):
             raise Broken(f"{self.name}: message {number} was delivered before its time")
         # What left in this step may have been on its way already.
-        ready += [copy for copy in named if copy.gone and copy.gone_at == self.vhost.step]
+        ready += [copy for copy in named if copy.gone and self._has_just_left(copy)]
         if not ready:
             last = named[-1]
             how = "held by a client" if last.held else "gone"
@@ -407,7 +429,9 @@ class Queue:
 
     def take(self, copy: Copy, began: float, consumer: Consumer | None, channel: Channel) -> None:
         """A client got this copy. `began` is when the step began that made it possible."""
-        if copy.has_expired(began - self.vhost.slack_s):
+        # The last release delivers what came back too late.
+        returned_late = copy.old and copy.flag is not Flag.NO
+        if copy.has_expired(began - self.vhost.slack_s) and not returned_late:
             raise Broken(
                 f"{self.name}: {copy} was delivered {began - (copy.expiry or (0, 0))[1]:.2f} s after it had expired"
             )
@@ -440,8 +464,15 @@ class Queue:
         if self.deduplicates and identity is not None and not copy.deaths:
             self.remembered[identity] = Presence.SURE
 
+    def _has_just_left(self, copy: Copy) -> bool:
+        """Also in the step before, if it went to a client of another node and was never delivered: nothing
+        tells when that has come.
+        """
+        far = self.vhost.broker.nodes > 1 and copy.delivered_at < 0
+        return copy.gone_at == self.vhost.step or (far and copy.gone_at == self.vhost.step - 1)
+
     def _on_its_way(self, copy: Copy) -> bool:
-        return copy.gone_at == self.vhost.step and (bool(self.consumers) or copy.expiry is not None)
+        return self._has_just_left(copy) and (bool(self.consumers) or copy.expiry is not None)
 
     def _check_order(self, copy: Copy, consumer: Consumer | None, channel: Channel) -> None:
         for other in self.copies:
@@ -487,10 +518,17 @@ class Queue:
         self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
 
     def withdraw(
-        self, copy: Copy, *, requeue: bool, certain: bool = True, failed: bool = False, lost: bool = False
+        self,
+        copy: Copy,
+        *,
+        requeue: bool,
+        certain: bool = True,
+        failed: bool = False,
+        lost: bool = False,
+        wait_ms: int | None = None,
     ) -> None:
         """A client returned the copy, or lost it. A quorum queue counts what has failed; what was lost has,
-        unless a node is down.
+        unless a node is down. `wait_ms`: what the client has asked for, in place of the queue's own wait.
         """
         if not requeue:
             self.vhost.dead_letter(self, copy, "rejected", certain=True)
@@ -500,11 +538,18 @@ class Queue:
         if isinstance(log, Log) and log.may_be_gone(copy.message):
             copy.presence = Presence.MAYBE
         low, high = copy.returns
-        if self.kind == "quorum":
+        if self.kind == "quorum" and self.vhost.broker.old:
+            # The last release counts all returns.
+            copy.returns = (low + failed, high + 1)
+        elif self.kind == "quorum":
             copy.returns = (low + failed, high + (failed or lost))
         else:
             copy.returns = (low + certain, high + 1)
-        self._wait_for_retry(copy, failed=failed, lost=lost, certain=certain)
+        if wait_ms is None:
+            self._wait_for_retry(copy, failed=failed, lost=lost, certain=certain)
+        elif wait_ms:
+            earliest = self.vhost.sent_at + wait_ms / 1000 - EARLY_S
+            copy.wait((earliest, self.vhost.now + wait_ms / 1000 + LATE_S), came_back=True)
         limit = self.settings.delivery_limit
         if not certain:
             copy.presence = Presence.COMING
@@ -522,6 +567,24 @@ class Queue:
             # Whether it counts as one that failed, or when it came back, is not known.
             copy.presence = min(copy.presence, Presence.COMING)
             copy.due, copy.came_back = (self.vhost.sent_at, ends), True
+
+    def cancel(self, number: int) -> tuple[set[str], list[Copy]]:
+        """A client cancels the messages with this id that wait. Return the answers that are right, and the
+        copies that are gone after an ack.
+        """
+        named = [copy for copy in self.copies if copy.message.number == number and not copy.gone]
+        sure = [copy for copy in named if copy in self.surely_waiting()]
+        perhaps = [copy for copy in named if copy.due is not None]
+        if sure:
+            return {"ack"}, perhaps
+        return {"ack", "nack"} if perhaps else {"nack"}, perhaps
+
+    def cancelled(self, copies: list[Copy]) -> None:
+        for copy in copies:
+            if copy in self.surely_waiting() or len(copies) == 1:
+                copy.leave(self.vhost.step)
+            else:
+                copy.presence = Presence.MAYBE
 
     def lose(self, consumer: Consumer) -> None:
         self.consumers.remove(consumer)
@@ -552,19 +615,28 @@ class Queue:
         else:
             free = any(consumer.spare for consumer in self.consumers)
         if free:
-            left = self._lanes_of_left_members()
+            kept = self._lanes_that_move()
             for copy in self.line():
-                if copy.lane in left or not self.open_for_somebody(copy):
+                if copy.lane in kept or not self.open_for_somebody(copy):
                     continue
                 if copy.presence is not Presence.MAYBE and not copy.may_have_expired(self.vhost.now):
                     yield f"{self.name}: {copy} is ready, and a consumer waits for it"
 
-    def _lanes_of_left_members(self) -> set[str]:
-        """Partitions of a group that stay with a member that left, until it has acked its messages."""
+    def _lanes_that_move(self) -> set[str]:
+        """Partitions of a group that stay with a member until it has acked its messages: it left, or has to
+        leave them to another one.
+        """
         if self.kind != "stream-group":
             return set()
         here = {id(h.copy) for c in self.consumers for h in c.channel.unacked.values() if h.consumer is c}
-        return {copy.lane for copy in self.copies if copy.held and id(copy) not in here}
+        several = len(self.consumers) > 1
+        # A cluster distributes them a moment later.
+        changed = max(self.joined_at, self.lost_one_at) + (self.vhost.broker.nodes > 1)
+        return {
+            copy.lane
+            for copy in self.copies
+            if copy.held and (id(copy) not in here or (several and copy.delivered_at <= changed))
+        }
 
     def settle_step(self) -> None:
         """The step is over: check that what was overtaken has come, too."""

@@ -28,8 +28,11 @@ class Broker:
     #: True if a passive declare counts all messages that were confirmed, and all consumers with a consume-ok,
     #: whichever nodes the clients use.
     exact_counts: bool = True
-    #: True if a message expires at its time wherever it stands, not only as the first one of its queue.
-    expires_anywhere: bool = True
+    #: True if a message expires at its time wherever it stands, not only as the first one of its queue; None
+    #: if that is not known.
+    expires_anywhere: bool | None = True
+    #: True until all nodes have been upgraded from the last release.
+    old: bool = False
     #: By how much later than its end a message may be on its way to a client.
     slack_s: float = 0.0
 

@@ -6,12 +6,13 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import NEVER, Choice, Copy, Presence
+from tests.model.spec.messages import Choice, Copy, Presence
 from tests.model.spec.promises import (
     Broken,
 )
 from tests.model.spec.publishing import Publishes
 from tests.model.spec.queues import Queue
+from tests.model.spec.state import Broker
 from tests.model.spec.streams import Log
 
 
@@ -49,6 +50,10 @@ class Vhost(Publishes):
             if not certain and not copy.gone:
                 copy.presence = min(copy.presence, Presence.COMING)
                 copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+
+    def upgraded(self, present: Broker) -> None:
+        """All nodes have the present version now."""
+        self.broker = present
 
     def set_policy(self, policy: settings.Policy, *, operator: bool = False) -> None:
         policies = self.operator_policies if operator else self.policies
@@ -214,11 +219,7 @@ class Vhost(Publishes):
                 # What clients held came back, or will, and may have been too much.
                 queue.trim(certain=False)
                 queue.used()
-        for queue in self.queues.values():
-            for copy in queue.copies if isinstance(queue, Queue) else ():
-                if copy.doomed and not copy.gone and all(each.gone_at == NEVER for each in copy.letters):
-                    # Its transient letters are lost, and it may die again.
-                    copy.letters, copy.doomed = [], False
+        self.letters_lost()
         for exchange in list(self.exchanges.values()):
             if not exchange.durable:
                 self._remove_exchange(exchange)

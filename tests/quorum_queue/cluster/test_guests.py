@@ -152,6 +152,52 @@ def test_a_batch_that_has_to_catch_up_is_answered_later_than_those_behind_it() -
     scene.finish()
 
 
+class Answered:
+    """A publisher that keeps its answers."""
+
+    def __init__(self) -> None:
+        self.answers: list[tuple[str, int, int]] = []
+
+    def confirmed(self, first: int, last: int) -> None:
+        self.answers.append(("ack", first, last))
+
+    def refused(self, first: int, last: int) -> None:
+        self.answers.append(("nack", first, last))
+
+
+def test_a_home_may_answer_for_later_messages_first() -> None:
+    """A classic queue refuses at once what does not fit, and confirms the rest when it is on disk."""
+    host = scene_with_guest().nodes["d"].queues["plain"].host
+    assert isinstance(host, RemoteHost)
+    publisher = Answered()
+    run = Run(range(9), [b"m"] * 9, b"\x00\x01q")
+    host.pending = [("enqueue", run, publisher, 1)]
+    [(_, _, token, _)] = host._outgoing()
+    host.received(
+        [(events.REFUSED, token, 3, 3), (events.REFUSED, token, 4, 4), (events.CONFIRMED, token, 7, 7)]
+    )
+    assert publisher.answers == [("nack", 3, 3), ("nack", 4, 4), ("ack", 7, 7)]
+    publisher.answers.clear()
+    host.received([(events.CONFIRMED, token, 1, 1)])
+    # Its link breaks: nobody knows about the others.
+    host._refuse_publishes()
+    assert publisher.answers == [("ack", 1, 1), ("nack", 2, 2), ("nack", 5, 6), ("nack", 8, 9)]
+
+
+def test_a_barrier_waits_for_answers_to_earlier_messages() -> None:
+    host = scene_with_guest().nodes["d"].queues["plain"].host
+    assert isinstance(host, RemoteHost)
+    host.pending = [("enqueue", Run(range(9), [b"m"] * 9, b"\x00\x01q"), Answered(), 1)]
+    [(_, _, token, _)] = host._outgoing()
+    reached: list[None] = []
+    host._unconfirmed_barriers.append((token, lambda: reached.append(None)))
+    host.received([(events.CONFIRMED, token, *span) for span in ((9, 9), (3, 4), (5, 8))])
+    assert not reached
+    host.received([(events.REFUSED, token, 1, 2)])
+    assert reached
+    assert not host._publishes
+
+
 def test_a_node_that_does_not_have_the_queue_takes_nothing() -> None:
     scene = scene_with_guest()
     publisher = scene.publisher("d")
