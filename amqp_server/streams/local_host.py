@@ -176,6 +176,7 @@ class StreamHost(StreamReaders):
         if tier is not None and not self.ended:
             tier.show(manifest)
             tier.stored()
+            self._schedule_upkeep()
 
     def add_range(self, after: int, added: Range) -> None:
         self._services.journal.annotate(self.queue_id, RANGES + added.first, encode_range(added))

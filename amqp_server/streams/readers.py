@@ -108,6 +108,10 @@ class StreamReaders(QueueHost):
             return min(self.tier.ranges[0].first, self.local_first_offset)
         return self.local_first_offset
 
+    def is_remote(self, offset: int) -> bool:
+        """Return whether the remote has the message of this offset, and the disk has not."""
+        return self.tier is not None and self.tier.is_remote(offset)
+
     @property
     def local_first_offset(self) -> int:
         """The offset of the oldest message on this node, or of the next one if there is none."""
@@ -262,9 +266,7 @@ class StreamReaders(QueueHost):
 
     def _look_up_time(self, time_ms: int, found: Callable[[int], None]) -> None:
         segments = self._log.segments
-        reader = None if self.tier is None else self.tier.reader
-        if reader is not None and reader.is_remote_time(time_ms):
-            self._look_up(partial(reader.find, time_ms), found, remote=True)
+        if self.tier is not None and self.tier.find(time_ms, partial(self._looked_up, found)):
             return
         if segments and segments[-1].size and segments[-1].last_ms >= time_ms:
             self._look_up(partial(self._log.find, time_ms), found)
@@ -272,23 +274,18 @@ class StreamReaders(QueueHost):
         later = [each.batch.base for each in self._tail if each.batch.time_ms >= time_ms]
         found(later[0] if later else self._synced)
 
-    def _look_up(
-        self, find: Callable[[], int], found: Callable[[int], None], *, remote: bool = False
-    ) -> None:
-        def looked(outcome: Outcome[int]) -> None:
-            if isinstance(outcome, Error) and isinstance(outcome.error, Unavailable):
-                logger.warning("%s cannot be searched: %s", self.stream_title, outcome.error)
-                found(AWAY)
-            elif isinstance(outcome, Error):
-                found(-1)
-                self._turn.contain(self, outcome.unwrap)
-            else:
-                found(outcome.unwrap())
+    def _look_up(self, find: Callable[[], int], found: Callable[[int], None]) -> None:
+        self._services.store.read(find, partial(self._looked_up, found))
 
-        if remote and self.tier is not None:
-            self.tier.fetch(find, looked)
+    def _looked_up(self, found: Callable[[int], None], outcome: Outcome[int]) -> None:
+        if not isinstance(outcome, Error):
+            found(outcome.unwrap())
+        elif isinstance(outcome.error, Unavailable):
+            logger.warning("%s cannot be searched: %s", self.stream_title, outcome.error)
+            found(AWAY)
         else:
-            self._services.store.read(find, looked)
+            found(-1)
+            self._turn.contain(self, outcome.unwrap)
 
     def has_begun(self, consumer: StreamConsumer) -> None:
         """Answer the client that waits for its consumer: what is published from now on, the consumer gets."""

@@ -121,15 +121,14 @@ class Tier:
         """The stream has this manifest from now on."""
         if self.manifest is None or self.reader is None or self.manifest.identity != manifest.identity:
             self.reader = self._remotes.stores.reader(manifest.remote, self._log)
-        self.reader.first_offset = first_offset
+        self.first_offset = self.reader.first_offset = first_offset
         if manifest is not self.manifest:
             self.reader.show(manifest)
         self.manifest = manifest
 
     def stored(self) -> None:
-        """What was proposed to be stored has been stored, or is obsolete."""
+        """What was proposed to be stored has been stored, or is obsolete; `look` goes on."""
         self._busy = False
-        self.look()
 
     @property
     def ranges(self) -> tuple[Range, ...]:
@@ -287,20 +286,33 @@ class Tier:
             )
             return
         self.look_for(
-            offset,
+            reader.is_remote(offset),
             partial(reader.read_local, offset, place, wanted, undecoded=undecoded),
             partial(reader.read, offset, place, wanted, undecoded=undecoded),
             done,
         )
 
+    def find(self, time_ms: int, done: Callable[[Outcome[int]], None]) -> bool:
+        """Find the offset of a time in the segments, on the disk or in the store; return whether these have
+        it, and not the tail.
+        """
+        reader, segments = self.reader, self._log.segments
+        if reader is None:
+            return False
+        remote = reader.is_remote_time(time_ms)
+        if not remote and not (segments and segments[-1].size and segments[-1].last_ms >= time_ms):
+            return False
+        self.look_for(remote, partial(reader.find_local, time_ms), partial(reader.find, time_ms), done)
+        return True
+
     def look_for(
         self,
-        offset: int,
+        remote: bool,
         local: Callable[[], Any],
         anywhere: Callable[[], Any],
         done: Callable[[Outcome[Any]], None],
     ) -> None:
-        """Let a thread call `local`, or `anywhere` if the disk has not the message of this offset."""
+        """Let a thread call `local`, or `anywhere` if the message is not on the disk (`remote`)."""
 
         def has_read(outcome: Outcome[Any]) -> None:
             if isinstance(outcome, Error) and isinstance(outcome.error, (Moved, Unavailable)):
@@ -308,7 +320,7 @@ class Tier:
             else:
                 done(outcome)
 
-        if self.is_remote(offset):
+        if remote:
             self.fetch(anywhere, done)
         else:
             self._services.store.read(local, has_read)

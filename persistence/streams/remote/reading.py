@@ -8,6 +8,7 @@ a fault of the store and no loss: it is read again later.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from persistence.streams import index
@@ -227,11 +228,19 @@ class TieredReader:
             return False
         return not segments or not segments[0].size or segments[0].first_ms >= time_ms
 
+    def find_local(self, time_ms: int) -> int:
+        """See SegmentReader.find. Raises Moved."""
+        found = self._log.find(time_ms)
+        if self.is_remote_time(time_ms):
+            raise Moved
+        return found
+
     def find(self, time_ms: int) -> int:
         """See SegmentReader.find."""
-        if self.is_remote_time(time_ms):
-            return self._remote.find(time_ms)
-        return self._log.find(time_ms)
+        while not self.is_remote_time(time_ms):
+            with suppress(Moved):
+                return self.find_local(time_ms)
+        return self._remote.find(time_ms)
 
     def time_of(self, offset: int) -> int | None:
         """See SegmentReader.time_of."""

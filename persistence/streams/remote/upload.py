@@ -66,6 +66,7 @@ class Upload:
         #: Where the wanted batches begin in the segment.
         self._start = 0
         self._entries: list[Entry] = []
+        self._checksum = ""
 
     def run(self) -> Uploaded:
         """Raises Unavailable, Stopping, OSError."""
@@ -116,9 +117,8 @@ class Upload:
             self._lost.append(Lost(expected, segment.stop, f"{path} is damaged to its end"))
         size = segment.size - self._start
         self._entries.append(Entry(segment.stop, last_ms, size, index.SEAL))
-        digest = blake2b(digest_size=CHECKSUM_BYTES)
-        for part in self._parts(size):
-            digest.update(part)
+        for _ in self._parts(size):
+            pass
         return Range(
             first,
             segment.stop,
@@ -126,13 +126,13 @@ class Upload:
             len(self._entries) * index.ENTRY_BYTES,
             first_ms,
             last_ms,
-            digest.hexdigest(),
+            self._checksum,
             bool(self._lost),
         )
 
     def _parts(self, size: int) -> Iterator[bytes]:
-        """Yield the bytes of the object. Raises Stopping, OSError, Unavailable."""
-        log = self._log
+        """Yield the bytes of the object. Raises Stopping, OSError."""
+        log, digest = self._log, blake2b(digest_size=CHECKSUM_BYTES)
         path = log.path(self._segment.where, SEGMENT)
         for at in range(0, size, CHUNK_BYTES):
             if self._stopping.is_set():
@@ -141,8 +141,15 @@ class Upload:
             data = log.files.read(path, self._start + at, wanted)
             if len(data) < wanted:
                 raise FileNotFoundError(path)
+            digest.update(data)
             yield data
-        yield b"".join(map(index.encode, self._entries))
+        entries = b"".join(map(index.encode, self._entries))
+        digest.update(entries)
+        before, self._checksum = self._checksum, digest.hexdigest()
+        if before not in ("", self._checksum):
+            # Another node's messages have mended the segment meanwhile. The object is not whole without this.
+            raise OSError(f"{path} has changed")
+        yield entries
 
 
 __all__ = ["Stopping", "Upload", "Uploaded"]
