@@ -509,6 +509,7 @@ class Node:
                 interval_s=config.statistics_interval_ms / 1000,
                 bytes_max=config.statistics_bytes_max,
             ),
+            remotes=self._streams.remotes,
             addresses={
                 "amqp": self.amqp_address,
                 "amqp/ssl": self.amqps_address,

@@ -104,6 +104,15 @@ def test_history_is_in_the_store(s3: S3Server, tmp_path: Path) -> None:
         assert len(keys) >= 10
         assert read(node.port, "first", 600) == [(number, number) for number in range(600)]
         assert read(node.port, 123, 600)[0] == (123, 123)
+        objects = s3.objects(tmp_path.name)
+        identity = keys[0].partition("/")[0]
+        objects.put(f"{identity}/{3:020}-{7:020}-aa.segment", iter([b"orphan"]), 6)
+        objects.put("foreign/key", iter([b"x"]), 1)
+        assert "1 orphans were deleted" in node.mqctl("remote", "check", "--delete-orphans")
+        told = node.mqctl("remote", "check")
+        assert "foreign/" in told and STREAM in told
+        assert sorted(s3.all_keys(tmp_path.name)) == sorted([*keys, "foreign/key"])
+        objects.delete(["foreign/key"])
         for secret in KEYS.values():
             assert secret not in node.log() and secret not in node.mqctl("status")
         connection = open_connection(url(node.port))

@@ -43,7 +43,8 @@ def manifest_of(annotations: Mapping[int, bytes]) -> Manifest | None:
                 ranges.append(_range_decoder.decode(data))
             except msgspec.MsgspecError as error:
                 logger.error("a range of messages in a remote cannot be read and is lost: %s", error)
-    return Manifest(*_begun_decoder.decode(begun), tuple(ranges))
+    identity, remote = _begun_decoder.decode(begun)
+    return Manifest(identity, remote, tuple(ranges))
 
 
 __all__ = ["IDENTITY", "RANGES", "encode_identity", "encode_range", "manifest_of"]
