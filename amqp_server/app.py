@@ -38,7 +38,7 @@ from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership.membership import check_alone, drop_copies
-from amqp_server.conditions import ConditionWatch
+from amqp_server.conditions import STREAM_REMOTE, ConditionWatch
 from amqp_server.config import VERSION, Config, age_ms
 from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.login.authentication import Authentication
@@ -63,7 +63,9 @@ from amqp_server.startup.doubts import doubts
 from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
 from amqp_server.startup.options import Reread, command_line
 from amqp_server.startup.reload import Reload, Reloaded
+from amqp_server.startup.remotes import open_remote
 from amqp_server.streams.local_host import StreamOptions, StreamServices
+from amqp_server.streams.tiers.remotes import Remotes
 from amqp_server.turn import NoPeers, Peers, Turn
 from persistence.commits.commit import Commit
 from persistence.delivered_marks import DeliveredMarks
@@ -71,6 +73,7 @@ from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.journal import Journal, SpillJournal
 from persistence.replica_logs.logs import Groups
+from persistence.streams.remote.stores import RemoteStores
 from persistence.streams.retention import RetentionLimits
 from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
@@ -228,6 +231,11 @@ class Node:
             compaction_bytes_per_s=config.stream_compaction_bytes_per_s,
             on_full=lambda full: alarms.set("disk for streams", full, WRITES_FAIL if full else ""),
         )
+        self.remote_stores = RemoteStores(
+            {name: partial(open_remote, remote) for name, remote in config.remotes.items()},
+            cache_bytes=config.stream_remote_cache_bytes,
+            readers=config.stream_remote_readers,
+        )
         return StreamServices(
             clock=services.clock,
             queue_time=services.queue_time,
@@ -254,6 +262,11 @@ class Node:
                 tombstone_age_ms=age_ms(config.stream_tombstone_age),
                 names_max=config.stream_names_max,
                 begin_timeout_ms=config.stream_begin_timeout_ms,
+            ),
+            remotes=Remotes(
+                self.remote_stores,
+                lambda text: alarms.set_condition(STREAM_REMOTE, text),
+                timeout_ms=config.stream_remote_timeout_ms,
             ),
         )
 
@@ -401,6 +414,8 @@ class Node:
             background.start_soon(self.environment.reader.run, turn.run)
             background.start_soon(self.environment.spill.reader.run, turn.run)
             background.start_soon(self.stream_store.run, turn.run)
+            if config.stream_remotes:
+                background.start_soon(self.remote_stores.run, turn.run)
             background.start_soon(self._driver.run, turn, self.broker.timers, self.broker.clock, self.poller)
             background.start_soon(self.server.watch)
             if self.http_backend is not None:
@@ -494,6 +509,7 @@ class Node:
                 interval_s=config.statistics_interval_ms / 1000,
                 bytes_max=config.statistics_bytes_max,
             ),
+            remotes=self._streams.remotes,
             addresses={
                 "amqp": self.amqp_address,
                 "amqp/ssl": self.amqps_address,

@@ -14,6 +14,8 @@ from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
 from amqp_server.spelling import hint
+from amqp_server.startup import stream_remotes
+from amqp_server.startup.stream_remotes import StreamRemote, parse_remote
 
 KIB = 1 << 10
 MIB = 1 << 20
@@ -817,6 +819,28 @@ class Config:
         low=64 * KIB,
         high=64 * GIB,
     )
+    stream_remotes: tuple[str, ...] = option(
+        (),
+        "Object stores for old segments of streams (x-stream-remote), as name=url: s3://bucket/prefix, gs://, az:// or "
+        "file:///directory. In the file, a table [stream_remotes.NAME] with url, region, endpoint, allow_http and "
+        "credentials_file.",
+        unit="name=url, with commas between",
+    )
+    stream_remote_cache_bytes: int = option(
+        64 * MIB,
+        "Memory for data of streams that was read from object stores.",
+        unit="bytes",
+        low=0,
+        high=64 * GIB,
+    )
+    stream_remote_readers: int = option(4, "Threads that read streams from object stores.", low=1, high=64)
+    stream_remote_timeout_ms: int = option(
+        60_000,
+        "Time for which a consumer waits for an object store that fails; then it is cancelled.",
+        unit="ms",
+        low=100,
+        high=3_600_000,
+    )
     stream_names_max: int = option(
         1_000,
         "Offsets that one stream stores by name (x-group); consumers with further names are refused with "
@@ -1522,6 +1546,8 @@ class Config:
             raise InvalidOption(
                 "zone", self.zone, f"at most {ZONE_BYTES_MAX} bytes and only printable characters"
             )
+        if len(self.remotes) != len(self.stream_remotes):
+            raise InvalidOption("stream_remotes", ",".join(self.stream_remotes), stream_remotes.ALLOWED)
         self._check_cluster()
 
     def _check_backends(self) -> None:
@@ -1570,6 +1596,12 @@ class Config:
             if parsed is not None and _allowed_text("name", (), name):
                 found[name] = parsed
         return found
+
+    @property
+    def remotes(self) -> dict[str, StreamRemote]:
+        """The object stores by name, without malformed ones."""
+        found = [parse_remote(each) for each in self.stream_remotes]
+        return {each.name: each for each in found if each is not None}
 
     def __repr__(self) -> str:
         return f"Config({', '.join(f'{name}={value!r}' for name, value in self.shown())})"

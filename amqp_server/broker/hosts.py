@@ -14,6 +14,7 @@ from amqp_server.broker.recovery import stored_queues
 from amqp_server.broker.topology import consumer_groups
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
 from amqp_server.streams.local_host import StreamHost, StreamServices
+from amqp_server.streams.stream_options import Tiering
 from persistence.streams.retention import RetentionLimits
 from quorum_queue.failed_host import FailedHost
 from quorum_queue.journals import deduplication_journal
@@ -28,6 +29,15 @@ if TYPE_CHECKING:
 def limits_of(queue: Queue) -> RetentionLimits:
     """Return the retention limits of a stream."""
     return RetentionLimits(queue.effective.max_age_ms, queue.effective.max_length_bytes)
+
+
+def tiering_of(queue: Queue) -> Tiering:
+    """Return where a stream's segments go, and what stays on the disk."""
+    effective = queue.effective
+    if effective.compaction is not None:
+        # A policy does not know what the streams that it matches are declared with.
+        return Tiering()
+    return Tiering(effective.remote, RetentionLimits(effective.local_max_age_ms, effective.local_max_bytes))
 
 
 class LocalHosts:
@@ -73,6 +83,7 @@ class LocalHosts:
             queue.settings,
             effective.compression,
             self._streams.options.compaction(effective.compaction, effective.tombstone_age_ms),
+            tiering_of(queue),
         )
 
     def local(self, queue: Queue, machine: Machine | None = None) -> LocalHost:
@@ -113,7 +124,7 @@ class LocalHosts:
         host = queue.host
         host.configure(queue.settings)
         if isinstance(host, StreamHost):
-            host.limit(limits_of(queue), queue.effective.segment_bytes)
+            host.limit(limits_of(queue), queue.effective.segment_bytes, tiering_of(queue))
 
     def gone(self, queue: Queue) -> None:
         """Delete this node's own records of the queue."""
@@ -198,4 +209,4 @@ def failure_text(queue: Queue) -> str:
     return f"queue '{queue.name}' in vhost '{queue.vhost.name}' has failed on this node and is stopped"
 
 
-__all__ = ["LocalHosts", "failure_text", "limits_of"]
+__all__ = ["LocalHosts", "failure_text", "limits_of", "tiering_of"]

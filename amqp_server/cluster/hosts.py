@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.group_members import GroupStreams
-from amqp_server.broker.hosts import LocalHosts, limits_of
+from amqp_server.broker.hosts import LocalHosts, limits_of, tiering_of
 from amqp_server.broker.metadata import Metadata
 from amqp_server.broker.reply import home_of
 from amqp_server.broker.topology import consumer_groups
@@ -154,7 +154,7 @@ class ClusterHosts:
         if grouped is not None:
             grouped.configure(queue.settings)
             if isinstance(grouped, StreamMemberHost):
-                grouped.limit(limits_of(queue), queue.effective.segment_bytes)
+                grouped.limit(limits_of(queue), queue.effective.segment_bytes, tiering_of(queue))
         if remote is None and grouped is None:
             self._local.configure(queue)
 
@@ -264,6 +264,7 @@ class ClusterHosts:
             self.asks,
             queue.parsed.compression,
             self.streams.options.compaction(queue.effective.compaction, queue.effective.tombstone_age_ms),
+            tiering_of(queue),
         )
         groups.open(host, queue, late=late)
         self.grouped[queue.queue_id] = host

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from amqp_server.resources import ResourceWatch
     from amqp_server.shovels.shovels import Shovels
     from amqp_server.startup.reload import Reload
+    from amqp_server.streams.tiers.remotes import Remotes
     from persistence.commits.commit import Commit
 
 
@@ -47,6 +48,8 @@ class ManagedParts:
     #: Returns None until the node serves.
     shovels: Callable[[], Shovels | None]
     sampler: Sampler
+    #: The object stores of streams.
+    remotes: Remotes
     #: Addresses of the listeners by protocol, as RabbitMQ names them; empty for one that the node has not.
     addresses: Mapping[str, str]
     #: See Environment.node_id.

@@ -19,6 +19,7 @@ TITLES = {
     "moving": "Messages moved, copied, purged, in files",
     "users": "Users, virtual hosts, permissions",
     "policies": "Policies",
+    "remotes": "Object stores of streams",
     "parameters": "Parameters and limits",
     "definitions": "Definitions",
     "shovels": "Shovels",

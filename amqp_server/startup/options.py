@@ -30,6 +30,7 @@ from amqp_server.config import (
 )
 from amqp_server.spelling import closest, unknown
 from amqp_server.startup.foreign_names import ignored_variables, option_for
+from amqp_server.startup.stream_remotes import SETTINGS, remote_of_table
 
 PROGRAM = "mqd"
 USAGE_EXIT = 2
@@ -227,6 +228,8 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
         if key in RENAMED and RENAMED[key] not in values:
             _warn_of_old_name(f"{key} in {path}", RENAMED[key])
             values[RENAMED[key]] = values.pop(key)
+        elif key == "stream_remotes" and isinstance(values[key], dict):
+            values[key] = _remotes(values[key], path, ctx, param)
         elif isinstance(values[key], (dict, list)) and _is_table(values[key]):
             raise click.BadParameter(f"{path}: {_table_text(key, values[key], known)}", ctx, param)
         elif key not in known:
@@ -243,6 +246,20 @@ def _read_file(ctx: click.Context, param: click.Parameter, path: str | None) -> 
         )
     ctx.default_map = values
     ctx.meta["file"] = path
+
+
+def _remotes(tables: dict[str, object], path: str, ctx: click.Context, param: click.Parameter) -> list[str]:
+    """Return the tables [stream_remotes.NAME] as the option has them."""
+    found: list[str] = []
+    for name, table in tables.items():
+        remote = remote_of_table(name, table) if isinstance(table, dict) else None
+        if remote is None:
+            text = (
+                f'[stream_remotes.{name}] has url = "s3://bucket/prefix", and may have {", ".join(SETTINGS)}'
+            )
+            raise click.BadParameter(f"{path}: {text}", ctx, param)
+        found.append(remote)
+    return found
 
 
 def _unknown(name: str, known: Iterable[str]) -> str:

@@ -9,7 +9,7 @@ position. See docs/adr/0019-streams.md.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from typing import Any
@@ -24,12 +24,23 @@ from amqp_server.streams.node_named_offsets import NodeNames
 from amqp_server.streams.readers import BOUNDLESS, StreamReaders
 from amqp_server.streams.services import StreamServices
 from amqp_server.streams.stream_consumer import StreamConsumer
-from amqp_server.streams.stream_options import StreamOptions
+from amqp_server.streams.stream_options import StreamOptions, Tiering
+from amqp_server.streams.tiers.node_manifest import (
+    IDENTITY,
+    RANGES,
+    encode_identity,
+    encode_range,
+    manifest_of,
+)
+from amqp_server.streams.tiers.tier import Tier
 from persistence.errors import CorruptRecord
 from persistence.streams import batch as batches
 from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.log import Lost, Stored
+from persistence.streams.remote import manifest as manifests
+from persistence.streams.remote.manifest import Manifest, Range
 from persistence.streams.retention import RetentionLimits, due_ms, outdated
+from persistence.streams.segment import Segment
 from quorum_queue.host import DELETED, Key, answer_publishes
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
@@ -61,6 +72,7 @@ class StreamHost(StreamReaders):
         settings: Settings,
         codec: str | None = None,
         compaction: Compaction | None = None,
+        tiering: Tiering | None = None,
     ) -> None:
         self.codec = codec or services.options.codec
         #: The names that were taken, if duplicates are dropped: those of all published messages, and those of
@@ -87,6 +99,9 @@ class StreamHost(StreamReaders):
                 f"stream '{queue.name}' in vhost '{queue.vhost.name}'",
                 self._copies(),
             )
+        self.tiering = tiering or Tiering()
+        if self.tiering.remote is not None:
+            self._make_tier()
         self._last_ms = 0
         #: True while a thread has messages to write, which may have to wait for disk space; and while it has
         #: segments to delete.
@@ -108,9 +123,12 @@ class StreamHost(StreamReaders):
     def configure(self, settings: Settings) -> None:
         self._settings = settings
 
-    def limit(self, limits: RetentionLimits, segment_bytes: int | None) -> None:
-        """Set the retention limits, and the maximum size of new segments."""
+    def limit(
+        self, limits: RetentionLimits, segment_bytes: int | None, tiering: Tiering | None = None
+    ) -> None:
+        """Set the retention limits, the maximum size of new segments, and what goes to a remote."""
         self._limits = self._limits_of(limits)
+        self._tier_as(tiering or Tiering())
         self._log.segment_bytes = self._services.options.segment_size(segment_bytes)
         if self.compacting is not None:
             self.compacting.segment_bytes = self._log.segment_bytes
@@ -122,6 +140,75 @@ class StreamHost(StreamReaders):
     def settings(self) -> Settings:
         return self._settings
 
+    # -- the remote; see tiers.tier.TierOwner ----------------------------------------------------------------
+
+    def _make_tier(self) -> Tier:
+        tiering, services = self.tiering, self._services
+        tier = self.tier = Tier(self, services, services.remotes, self._log, tiering.remote, tiering.local)
+        return tier
+
+    def _tier_as(self, tiering: Tiering) -> None:
+        self.tiering = tiering
+        if self.tier is not None:
+            self.tier.remote, self.tier.local_limits = tiering.remote, tiering.local
+        elif tiering.remote is not None:
+            self._make_tier()
+
+    @property
+    def may_upload(self) -> bool:
+        return True
+
+    def lacks_before(self, offset: int, stop: int) -> bool:
+        """The messages of a single node are nowhere else."""
+        return False
+
+    def found_damage(self, lost: list[Lost]) -> bool:
+        for each in lost:
+            self._note_lost(each)
+        return True
+
+    def begin_manifest(self, manifest: Manifest) -> None:
+        self._services.journal.annotate(self.queue_id, IDENTITY, encode_identity(manifest))
+        self._services.commits.request(partial(self._manifest_stored, manifest))
+
+    def _manifest_stored(self, manifest: Manifest) -> None:
+        tier = self.tier
+        if tier is not None and not self.ended:
+            tier.show(manifest)
+            tier.stored()
+            self._schedule_upkeep()
+
+    def add_range(self, after: int, added: Range) -> None:
+        self._services.journal.annotate(self.queue_id, RANGES + added.first, encode_range(added))
+        self._services.commits.request(partial(self._range_stored, after, added))
+
+    def _range_stored(self, after: int, added: Range) -> None:
+        tier = self.tier
+        if tier is None or tier.manifest is None or self.ended:
+            return
+        manifest = tier.manifest.with_range(after, added, 0)
+        if manifest is None:
+            raise AssertionError("ranges come one by one")
+        tier.show(manifest)
+        self._retain()
+        tier.stored()
+        self._schedule_upkeep()
+
+    def _drop_ranges(self, tier: Tier, offset: int) -> None:
+        """Remove the ranges before this offset from the manifest; their objects are deleted when that is on
+        disk.
+        """
+        manifest, services = tier.manifest, self._services
+        if manifest is None:
+            return
+        left, removed = manifest.without_before(offset)
+        if removed:
+            for each in removed:
+                position = RANGES + each.first
+                services.journal.settle(self.queue_id, range(position, position + 1))
+            tier.show(left)
+            services.commits.request(partial(tier.delete, manifest, removed))
+
     # -- at start --------------------------------------------------------------------------------------------
 
     def _recover(self) -> None:
@@ -131,6 +218,9 @@ class StreamHost(StreamReaders):
         stored_stop = int.from_bytes(state, "big") if state is not None else 0
         if found is not None:
             self._names.restore(found.annotations)
+            manifest = manifest_of(found.annotations)
+            if manifest is not None:
+                (self.tier or self._make_tier()).show(manifest)
         for lost in self._log.open(stored_stop):
             self._note_lost(lost)
         log, taken = self._log, self._taken
@@ -262,6 +352,8 @@ class StreamHost(StreamReaders):
         # The files are deleted when the deletion of the queue is on disk.
         self._log.abandon()
         services.commits.request(partial(services.store.write, self._log.delete, _nothing))
+        if self.tier is not None:
+            services.commits.request(self.tier.delete_all)
         self._refuse_pending()
         self._refuse_askers(DELETED)
 
@@ -352,12 +444,18 @@ class StreamHost(StreamReaders):
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
         if self.compacting is not None:
             self.compacting.look()
+        if self.tier is not None:
+            self.tier.look()
         self._wake_to_retain()
 
     def _wake_to_retain(self) -> None:
         """Set a timer for the time when the oldest segment has to be deleted."""
         services = self._services
-        due = due_ms(self._log.segments, self._limits)
+        tier = self.tier
+        if tier is None:
+            due = due_ms(self._log.segments, self._limits)
+        else:
+            due = manifests.due_ms(tier.ranges, self._log.segments, self._limits, tier.local_limits)
         if due is not None and not self._trims:
             services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
 
@@ -410,11 +508,28 @@ class StreamHost(StreamReaders):
         """
         if self._trims:
             return
-        segments = self._log.segments
-        count = outdated(segments, self._limits, self._services.queue_time.now_ms())
+        segments, now_ms = self._log.segments, self._services.queue_time.now_ms()
+        if self.tier is not None:
+            self._retain_tiers(self.tier, segments, now_ms)
+            return
+        count = outdated(segments, self._limits, now_ms)
         if count:
-            self._trims = True
-            self._services.store.write(partial(self._log.trim_to, segments[count - 1].stop), self._trimmed)
+            self._trim_to(segments[count - 1].stop)
+
+    def _retain_tiers(self, tier: Tier, segments: Sequence[Segment], now_ms: int) -> None:
+        """Delete what is too old or too much, in the remote and on the disk; and on the disk what only the
+        remote should have.
+        """
+        offset = manifests.deleted_before(tier.ranges, segments, self._limits, now_ms)
+        if offset:
+            self._drop_ranges(tier, offset)
+        offset = max(offset, manifests.trimmed_before(segments, tier.stop, tier.local_limits, now_ms))
+        if segments and segments[0].size and segments[0].stop <= offset:
+            self._trim_to(offset)
+
+    def _trim_to(self, offset: int) -> None:
+        self._trims = True
+        self._services.store.write(partial(self._log.trim_to, offset), self._trimmed)
 
     def _trimmed(self, result: object) -> None:
         self._trims = False

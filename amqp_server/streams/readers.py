@@ -22,8 +22,10 @@ from amqp_server.streams.layout.named_offsets import Progress
 from amqp_server.streams.layout.stored_delivery import StoredReader
 from amqp_server.streams.services import StreamServices
 from amqp_server.streams.stream_consumer import StreamConsumer
+from amqp_server.streams.tiers.tier import Tier
 from persistence.streams.batch import Batch, StoredBatch, stored_of
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
+from persistence.streams.remote.objects import Unavailable
 from quorum_queue.host import Key, QueueHost
 from quorum_queue.ports import ConsumerState, Hosted, Refused
 from quorum_queue.unsent_bytes import LARGE_BYTES
@@ -32,6 +34,8 @@ logger = logging.getLogger("mqd.streams")
 
 #: Credit of consumers that limit their deliveries themselves.
 BOUNDLESS = 1 << 40
+#: Stands for an offset in the remote, which does not answer.
+AWAY = -2
 
 
 class _Serving:
@@ -60,6 +64,8 @@ class StreamReaders(QueueHost):
         super().__init__(queue, services.turn)
         self._services = services
         self._log = log
+        #: What is in an object store; None if nothing ever was.
+        self.tier: Tier | None = None
         #: Batches that are not in a segment yet, in order.
         self._tail: list[Encoded] = []
         self._tail_bytes = 0
@@ -81,6 +87,10 @@ class StreamReaders(QueueHost):
         """Store the offset at which a name continues."""
         raise NotImplementedError
 
+    @property
+    def stream_title(self) -> str:
+        return f"stream '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+
     def _note_lost(self, lost: Lost) -> None:
         if lost.low not in self._lost and lost.stop > lost.low:
             self._lost[lost.low] = lost.stop - lost.low
@@ -94,6 +104,17 @@ class StreamReaders(QueueHost):
     @property
     def first_offset(self) -> int:
         """The offset of the oldest message, or of the next one if the stream is empty."""
+        if self.tier is not None and self.tier.ranges:
+            return min(self.tier.ranges[0].first, self.local_first_offset)
+        return self.local_first_offset
+
+    def is_remote(self, offset: int) -> bool:
+        """Return whether the remote has the message of this offset, and the disk has not."""
+        return self.tier is not None and self.tier.is_remote(offset)
+
+    @property
+    def local_first_offset(self) -> int:
+        """The offset of the oldest message on this node, or of the next one if there is none."""
         segments = self._log.segments
         if segments and segments[0].size:
             return segments[0].base
@@ -108,13 +129,27 @@ class StreamReaders(QueueHost):
     def first_ms(self) -> int | None:
         """The time of the oldest message."""
         segments = self._log.segments
+        if self.tier is not None and self.tier.away:
+            return self.tier.ranges[0].first_ms
         if segments and segments[0].size:
             return segments[0].first_ms
         return self._tail[0].batch.time_ms if self._tail else None
 
     @property
     def segment_count(self) -> int:
-        return len(self._log.segments)
+        return len(self._log.segments) + self.away_count
+
+    @property
+    def away_count(self) -> int:
+        """Number of segments of which only the remote has all messages."""
+        return 0 if self.tier is None else len(self.tier.away)
+
+    def tier_figures(self) -> tuple[int, int, int]:
+        """Return the first offset on this disk, and the number and bytes of the objects in the remote."""
+        manifest = None if self.tier is None else self.tier.manifest
+        if manifest is None:
+            return self.local_first_offset, 0, 0
+        return self.local_first_offset, len(manifest.ranges), manifest.size
 
     @property
     def lost_count(self) -> int:
@@ -127,7 +162,8 @@ class StreamReaders(QueueHost):
 
     @property
     def ready_bytes(self) -> int:
-        return self._log.size + self._tail_bytes
+        away = 0 if self.tier is None else sum([each.size for each in self.tier.away])
+        return self._log.size + self._tail_bytes + away
 
     @property
     def unacked_count(self) -> int:
@@ -192,14 +228,18 @@ class StreamReaders(QueueHost):
 
         def found(offset: int) -> None:
             consumer.reading = False
-            if offset >= 0 and not (self.ended or consumer.detached):
+            if self.ended or consumer.detached:
+                return
+            if offset >= 0:
                 self._begins(consumer, offset)
+            elif offset == AWAY:
+                self._cannot_read(consumer, "the remote does not answer")
 
         self.look_up(start, found)
 
     def look_up(self, start: Start, found: Callable[[int], None]) -> None:
         """Find the offset that `start` means; a thread searches the segments. Below zero: the stream has
-        failed.
+        failed, or AWAY.
         """
         if start.offset is not None:
             found(start.offset)
@@ -210,7 +250,8 @@ class StreamReaders(QueueHost):
             if synced:
                 found(synced[-1])
             else:
-                self._look_up(self._log.last, found)
+                reader = None if self.tier is None else self.tier.reader
+                self._look_up(self._log.last if reader is None else reader.last, found)
         elif start.name == "next":
             found(self._synced)
         else:
@@ -225,6 +266,8 @@ class StreamReaders(QueueHost):
 
     def _look_up_time(self, time_ms: int, found: Callable[[int], None]) -> None:
         segments = self._log.segments
+        if self.tier is not None and self.tier.find(time_ms, partial(self._looked_up, found)):
+            return
         if segments and segments[-1].size and segments[-1].last_ms >= time_ms:
             self._look_up(partial(self._log.find, time_ms), found)
             return
@@ -232,14 +275,17 @@ class StreamReaders(QueueHost):
         found(later[0] if later else self._synced)
 
     def _look_up(self, find: Callable[[], int], found: Callable[[int], None]) -> None:
-        def looked(outcome: Outcome[int]) -> None:
-            if isinstance(outcome, Error):
-                found(-1)
-                self._turn.contain(self, outcome.unwrap)
-            else:
-                found(outcome.unwrap())
+        self._services.store.read(find, partial(self._looked_up, found))
 
-        self._services.store.read(find, looked)
+    def _looked_up(self, found: Callable[[int], None], outcome: Outcome[int]) -> None:
+        if not isinstance(outcome, Error):
+            found(outcome.unwrap())
+        elif isinstance(outcome.error, Unavailable):
+            logger.warning("%s cannot be searched: %s", self.stream_title, outcome.error)
+            found(AWAY)
+        else:
+            found(-1)
+            self._turn.contain(self, outcome.unwrap)
 
     def has_begun(self, consumer: StreamConsumer) -> None:
         """Answer the client that waits for its consumer: what is published from now on, the consumer gets."""
@@ -324,7 +370,8 @@ class StreamReaders(QueueHost):
             def has_read(outcome: Outcome[Read]) -> None:
                 if isinstance(outcome, Error):
                     done(None)
-                    self._turn.contain(self, outcome.unwrap)
+                    if not isinstance(outcome.error, Unavailable):
+                        self._turn.contain(self, outcome.unwrap)
                     return
                 read = outcome.unwrap()
                 for lost in read.lost:
@@ -337,7 +384,10 @@ class StreamReaders(QueueHost):
                     following = self._tail[0].batch.base if self._tail else self._synced
                 self._fetch(max(following, low), stop, most, done, found)
 
-            self._services.store.read(partial(self._log.read, low), has_read)
+            if self.tier is not None:
+                self.tier.read(low, None, None, False, has_read)
+            else:
+                self._services.store.read(partial(self._log.read, low), has_read)
 
     def time_of(self, offset: int, done: Callable[[int | None], None]) -> None:
         """Call `done` with the time of the first message at or behind an offset, in ms of the queue time;
@@ -355,12 +405,16 @@ class StreamReaders(QueueHost):
         def looked(outcome: Outcome[int | None]) -> None:
             if isinstance(outcome, Error):
                 done(None)
-                self._turn.contain(self, outcome.unwrap)
+                if not isinstance(outcome.error, Unavailable):
+                    self._turn.contain(self, outcome.unwrap)
             else:
                 found = outcome.unwrap()
                 done(behind if found is None else found)
 
-        self._services.store.read(partial(self._log.time_of, offset), looked)
+        if self.tier is not None and self.tier.reader is not None and self.tier.is_remote(offset):
+            self.tier.fetch(partial(self.tier.reader.time_of, offset), looked)
+        else:
+            self._services.store.read(partial(self._log.time_of, offset), looked)
 
     def _time_in_tail(self, offset: int) -> int | None:
         tail = self._tail
@@ -482,9 +536,12 @@ class StreamReaders(QueueHost):
         if consumer.reading:
             return
         consumer.reading = True
+        done = partial(self._has_read, consumer, consumer.reads)
+        if self.tier is not None:
+            self.tier.read(offset, consumer.place, consumer.wanted, consumer.batches, done)
+            return
         self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches),
-            partial(self._has_read, consumer, consumer.reads),
+            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches), done
         )
 
     def _has_read(self, consumer: StreamConsumer, reads: int, outcome: Outcome[Read]) -> None:
@@ -492,8 +549,11 @@ class StreamReaders(QueueHost):
         if self.ended or consumer.detached:
             return
         if isinstance(outcome, Error):
-            # A defect, or a disk that cannot be read: the stream stops on this node.
-            self._turn.contain(self, outcome.unwrap)
+            if isinstance(outcome.error, Unavailable):
+                self._cannot_read(consumer, outcome.error)
+            else:
+                # A defect, or a disk that cannot be read: the stream stops on this node.
+                self._turn.contain(self, outcome.unwrap)
             return
         read = outcome.unwrap()
         for lost in read.lost:
@@ -509,6 +569,18 @@ class StreamReaders(QueueHost):
                     first = self._tail[0].batch.base if self._tail else self._synced
                     consumer.next_offset = max(consumer.next_offset, min(first, self._synced))
         self._serve(consumer)
+
+    def _cannot_read(self, consumer: StreamConsumer, why: object) -> None:
+        """The remote has not given the consumer's messages for too long."""
+        if consumer.for_group:
+            # A group has no other way to them.
+            self._serve(consumer)
+            return
+        logger.warning("%s: a consumer is cancelled: %s", self.stream_title, why)
+        self._progress.pop(consumer.key, None)
+        self._detach(consumer.key)
+        if not self._attached(consumer.key, "its messages are in a remote that does not answer"):
+            self.queue.consumer_lost(consumer.key)
 
 
 def _cut_out(batch: Batch, low: int, stop: int, most: int, found: list[Batch]) -> None:

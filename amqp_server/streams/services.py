@@ -9,6 +9,7 @@ from outcome import Outcome
 
 from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.stream_options import StreamOptions
+from amqp_server.streams.tiers.remotes import NoStores, Remotes
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
 from persistence.streams.deduplication_file import Keeper
@@ -64,6 +65,7 @@ class StreamServices:
         "memory",
         "options",
         "queue_time",
+        "remotes",
         "store",
         "tail_bytes",
         "timers",
@@ -83,6 +85,7 @@ class StreamServices:
         commits: Commits,
         store: Store,
         options: StreamOptions,
+        remotes: Remotes | None = None,
     ) -> None:
         self.clock = clock
         self.queue_time = queue_time
@@ -93,6 +96,8 @@ class StreamServices:
         self.commits = commits
         self.store = store
         self.options = options
+        #: The object stores of the node.
+        self.remotes = remotes or Remotes(NoStores())
         self.layouts = Layouts()
         #: In a cluster, who decides about parts of transactions.
         self.undecided: Undecided = NoTransactions()

@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from amqp_server.streams.compacting import Compaction
 from persistence.streams.compression import NONE
 from persistence.streams.retention import RetentionLimits
+
+
+class Tiering(NamedTuple):
+    """Where a stream's segments go, and what stays on the disk."""
+
+    #: A remote's name in the configuration; None: segments go nowhere.
+    remote: str | None = None
+    local: RetentionLimits = RetentionLimits()
 
 
 class StreamOptions:

@@ -81,10 +81,11 @@ class SegmentReader(IndexedSegments):
                     place = None
                     continue
                 stop = self.behind(segment)
-                lost.append(Lost(offset, stop, f"{path} is missing"))
+                lost += self.accepted([Lost(offset, stop, f"{path} is missing")])
                 offset = stop
                 continue
-            lost += found.lost
+            if found.lost:
+                lost += self.accepted(found.lost)
             read_bytes += found.read_bytes
             if found.batches or found.place.position < segment.size:
                 return Read(found.batches, found.place, lost, read_bytes)
@@ -96,7 +97,11 @@ class SegmentReader(IndexedSegments):
             offset = max(segment.stop, self.behind(segment))
             if found.place.offset < offset:
                 why = f"{path} is damaged to its end"
-                lost.append(Lost(found.place.offset, offset, why))
+                lost += self.accepted([Lost(found.place.offset, offset, why)])
+
+    def accepted(self, lost: list[Lost]) -> list[Lost]:
+        """Return what a read has found lost, before it goes on behind that; a store may be read again."""
+        return lost
 
     def segment_of(self, offset: int) -> Segment | None:
         """Return the segment with this offset or else the next one; None at the end."""

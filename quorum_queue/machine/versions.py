@@ -42,6 +42,9 @@ node only begins with the newest.
     10  mqd 0.2: messages with different priorities or times to live come as one run; a run of ready messages
         may have gaps
 
+    11  mqd 0.2: nothing new for quorum queues; streams of a cluster keep in their state what an object store
+        has of them
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -136,7 +139,10 @@ RETRY_WAITS = 9
 #: Entries have runs of messages with different attributes, and snapshots have ready runs with gaps.
 KINDS = 10
 
-NEWEST = 10
+#: Streams of a cluster have a manifest of what is in an object store.
+STREAM_REMOTES = 11
+
+NEWEST = 11
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -186,6 +192,7 @@ __all__ = [
     "SEALS",
     "STREAMS",
     "STREAM_NAMES",
+    "STREAM_REMOTES",
     "SUPER_STREAMS",
     "TRANSACTIONS",
     "UNHELD",

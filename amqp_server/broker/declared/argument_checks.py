@@ -11,6 +11,7 @@ from typing import Final
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.config import age_ms
 from amqp_server.errors import PreconditionFailed
+from amqp_server.startup.stream_remotes import NAME
 from amqp_server.streams.layout.keys import HEADER, ROUTING_KEY
 from amqp_server.wire.frames import SHORT_STRING_MAX
 
@@ -150,6 +151,14 @@ def compaction(value: object, type: str) -> str:
     name = found.removeprefix(HEADER) if found.startswith(HEADER) else ""
     if found != ROUTING_KEY and not 0 < len(name.encode()) <= SHORT_STRING_MAX:
         raise Invalid(f"\"expected key or header:NAME, got '{found[:300]}'\"")
+    return found
+
+
+def remote(value: object, type: str) -> str:
+    """The name of an object store in the configuration."""
+    found = text(value, type)
+    if not NAME.fullmatch(found):
+        raise Invalid(f"\"expected the name of a remote, got '{found[:100]}'\"")
     return found
 
 

@@ -84,6 +84,10 @@ class QueueArguments:
     compression: str | None = None
     compaction: str | None = None
     tombstone_age_ms: int | None = None
+    # An object store of the configuration, and what stays on the disk.
+    remote: str | None = None
+    local_max_age_ms: int | None = None
+    local_max_bytes: int | None = None
     # Groups.
     stream: str = ""
     start: Start = NEXT
@@ -161,6 +165,8 @@ def parse_queue_arguments(
         raise refused(
             "x-delayed-retry-max", f"{most_ms} is less than x-delayed-retry-min, which is {least_ms}"
         )
+    if values.get("remote") and values.get("compaction"):
+        raise refused("x-stream-remote", "a stream with x-stream-compaction stays on the disk")
     if values.get("message_group_header") or values.get("message_groups"):
         _check_groups(values, refused)
     if queue_type.is_group:

@@ -346,7 +346,7 @@ class VHost:
                 f"invalid arg 'x-dead-letter-routing-key' for queue '{name}' in vhost '{self.name}': a routing "
                 f"key may have {SHORT_STRING_MAX} bytes at most"
             )
-        return parse_queue_arguments(
+        parsed = parse_queue_arguments(
             name,
             self.name,
             arguments,
@@ -356,6 +356,12 @@ class VHost:
             types=types,
             default_type=default_type,
         )
+        if parsed.remote is not None and parsed.remote not in self.parts.config.remotes:
+            raise PreconditionFailed(
+                f"invalid arg 'x-stream-remote' for queue '{name}' in vhost '{self.name}': no remote "
+                f"'{parsed.remote}' in this node's option stream_remotes"
+            )
+        return parsed
 
     def _check_local(self, binding: Binding) -> None:
         """Raise InvalidArgument with RabbitMQ's texts for what is not bound to an exchange of this type."""

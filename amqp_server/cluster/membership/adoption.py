@@ -47,6 +47,7 @@ from amqp_server.streams.consumer_groups.partition_position import PartitionPlac
 from amqp_server.streams.consumer_groups.partition_position import decode as decode_place
 from amqp_server.streams.layout.named_offsets import Names
 from amqp_server.streams.members.replica import Kept, StreamReplica
+from amqp_server.streams.tiers.node_manifest import manifest_of
 from persistence.errors import CorruptRecord
 from persistence.replica_logs.record import ENTRY_BYTES_MAX
 from persistence.streams import batch as batches
@@ -280,6 +281,9 @@ class Adoption:
         replica.applied, replica.now_ms = 1, max(now_ms, replica.last_ms)
         replica.first_offset = log.segments[0].base if log.segments else log.stop
         replica.next_offset = log.stop
+        replica.manifest = manifest_of(found.annotations) if found is not None else None
+        if replica.manifest is not None and replica.manifest.ranges:
+            replica.first_offset = min(replica.first_offset, replica.manifest.first)
         known = Names(self._broker.config.stream_names_max)
         known.restore(found.annotations if found is not None else {})
         # No consumer owns a name yet: the first one that uses it takes it.

@@ -25,6 +25,9 @@ OWN_POLICY_KEYS = frozenset(
         "message-status-count",
         "message-status-events",
         "delayed-retry-backoff",
+        "stream-remote",
+        "stream-local-max-age",
+        "stream-local-max-length-bytes",
     }
 )
 

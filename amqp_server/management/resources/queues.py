@@ -162,7 +162,7 @@ class QueueReads:
     def stream(self, queue: Queue) -> Sequence[Any]:
         host = host_of(self._broker, queue)
         if not isinstance(host, StreamHost):
-            return (ABSENT,) * 7
+            return (ABSENT,) * 10
         host.look()
         return (
             host.first_offset,
@@ -172,6 +172,7 @@ class QueueReads:
             host.lost_count,
             host.codec,
             None if host.compacting is None else host.compacting.stop,
+            *((None,) * 3 if host.tier is None else host.tier_figures()),
         )
 
     def statistics(self, queue: Queue) -> Sequence[Any]:
@@ -250,6 +251,10 @@ COLUMNS = Table(
         Column("lost_messages", "integer", QueueReads.stream, types=frozenset({STREAM})),
         Column("compression", "string?", QueueReads.stream, types=frozenset({STREAM})),
         Column("compacted_offset", "integer?", QueueReads.stream, types=frozenset({STREAM})),
+        #: Of a stream with a remote: the first offset on the node's disk, and what the remote has.
+        Column("local_first_offset", "integer?", QueueReads.stream, types=frozenset({STREAM})),
+        Column("remote_segments", "integer?", QueueReads.stream, types=frozenset({STREAM})),
+        Column("remote_bytes", "integer?", QueueReads.stream, types=frozenset({STREAM})),
         Column("messages_details", "object", QueueReads.statistics),
         Column("messages_ready_details", "object", QueueReads.statistics),
         Column("messages_unacknowledged_details", "object", QueueReads.statistics),

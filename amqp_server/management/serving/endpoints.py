@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from amqp_server.broker.access.users import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 from amqp_server.management.definitions import definitions
 from amqp_server.management.messages import by_hand, cancelling, carrying, moving, peeking, status
-from amqp_server.management.operating import alarms, message_sizes, pausing
+from amqp_server.management.operating import alarms, message_sizes, pausing, remotes
 from amqp_server.management.operating import node as operating
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Table
@@ -75,6 +75,8 @@ ENDPOINTS = (
     _put("/api/nodes/{node}/revive", ADMINISTRATOR, operating.revive),
     _post("/api/nodes/{node}/stop", ADMINISTRATOR, node.stop),
     _get("/api/alarms", MANAGEMENT, alarms.alarms, everywhere=True),
+    _get("/api/stream-remotes", MONITORING, remotes.check),
+    _delete("/api/stream-remotes/orphans", ADMINISTRATOR, remotes.delete_orphans),
     _get("/api/message-sizes", MONITORING, message_sizes.message_sizes, everywhere=True),
     _get("/api/auth", ANYBODY, node.auth),
     _get("/api/auth/attempts/{node}", MONITORING, logins.attempts, everywhere=True),

@@ -51,6 +51,7 @@ class Looked:
         self.expecting = 0
         self.traffic = Traffic()
         self.streams = self.segments = self.stream_bytes = 0
+        self.remote_segments = self.remote_bytes = 0
         self.groups = self.led = self.leaderless = 0
         #: Age of the oldest ready message of all queues.
         self.oldest_age_s = 0.0
@@ -71,6 +72,10 @@ class Looked:
         self.streams += 1
         self.segments += host.segment_count
         self.stream_bytes += host.ready_bytes
+        if host.tier is not None:
+            _, segments, size = host.tier_figures()
+            self.remote_segments += segments
+            self.remote_bytes += size
 
 
 class Measures:
@@ -219,6 +224,8 @@ class Measures:
         yield _one("mqd_streams", "gauge", "Streams on this node", looked.streams)
         yield _one("mqd_stream_segments", "gauge", "Segments of all streams", looked.segments)
         yield _one("mqd_stream_bytes", "gauge", "Bytes of all streams", looked.stream_bytes)
+        yield _one("mqd_stream_remote_segments", "gauge", "Segments in object stores", looked.remote_segments)
+        yield _one("mqd_stream_remote_bytes", "gauge", "Bytes in object stores", looked.remote_bytes)
         if self._cluster is not None:
             yield from self._links()
             yield from self._groups(looked)

@@ -19,6 +19,8 @@ logger = logging.getLogger("mqd.streams")
 
 #: Position of the first note in the journal.
 FIRST = 1 << 60
+#: Notes from here on are others.
+NAMES_STOP = 3 << 60
 
 #: Reasons why a name is not deleted.
 NAME_ABSENT = Refused("the stream has no offset with this name")
@@ -48,7 +50,7 @@ class Names:
     def restore(self, annotations: Mapping[int, bytes]) -> None:
         """Restore the names from the journal."""
         for position, data in sorted(annotations.items()):
-            if position >= FIRST:
+            if FIRST <= position < NAMES_STOP:
                 try:
                     note = _decoder.decode(data)
                 except msgspec.MsgspecError as error:

@@ -13,6 +13,7 @@ from outcome import Error, Outcome
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.members.requests import ABSENT, Done
 from persistence.streams.log import READ_BYTES, Raw
+from persistence.streams.remote.objects import Unavailable
 from quorum_queue.cluster import frames
 from quorum_queue.ports import Refused, Turn
 
@@ -70,7 +71,10 @@ class MemberAnswers:
             reply(host.word(frames.TOLD_FOUND))
         else:
             start = Start("last") if what == frames.ASK_LAST else Start(time_ms=value)
-            host.finding.find(start, lambda offset: reply(host.word(frames.TOLD_FOUND, offset)))
+            host.finding.find(
+                start,
+                lambda offset: reply(ABSENT if offset < 0 else host.word(frames.TOLD_FOUND, offset)),
+            )
 
     def _answer_read(self, peer: str, what: int, offset: int, reply: Done) -> None:
         host = self._host
@@ -91,12 +95,21 @@ class MemberAnswers:
                 parts += each.parts
                 size += each.batch.size
             reply(host.word(frames.TOLD_FOUND, offset, b"".join(parts)))
-        elif offset >= host.stored_offset:
+        elif offset >= host.stored_offset and not host.is_remote(offset):
             # This member fetches the message itself.
             reply(ABSENT)
         else:
-            read = partial(host.log.read_raw, offset)
-            self._services.store.read(read, partial(self._has_read_raw, offset, reply))
+            done = partial(self._has_read_raw, offset, reply)
+            if host.tier is not None and host.tier.reader is not None:
+                reader = host.tier.reader
+                host.tier.look_for(
+                    reader.is_remote(offset),
+                    partial(reader.read_raw_local, offset),
+                    partial(reader.read_raw, offset),
+                    done,
+                )
+            else:
+                self._services.store.read(partial(host.log.read_raw, offset), done)
             sending = host.group.sending
             if sending and peer in sending:
                 sending[peer].moved_at = host.replicas.clock.monotonic_ms()
@@ -108,7 +121,8 @@ class MemberAnswers:
             return
         if isinstance(outcome, Error):
             reply(ABSENT)
-            self._turn.contain(host, outcome.unwrap)
+            if not isinstance(outcome.error, Unavailable):
+                self._turn.contain(host, outcome.unwrap)
             return
         raw = outcome.unwrap()
         if offset < host.first_offset:

@@ -29,6 +29,7 @@ from persistence.streams import batch as batches
 from persistence.streams import checksum, compression
 from persistence.streams.batch import Damaged, Shape
 from persistence.streams.compression import NONE
+from persistence.streams.remote.manifest import Range
 from quorum_queue.machine import dedup
 from quorum_queue.machine.dedup import Names
 from quorum_queue.machine.parts import TransactionId
@@ -116,6 +117,19 @@ class PartStep(msgspec.Struct, array_like=True, frozen=True):
     queues: list[int] = []
 
 
+class RemoteStep(msgspec.Struct, array_like=True, frozen=True):
+    """The manifest of what an object store has begins, or gets a range, whose object is complete. Only the
+    leader writes it. From versions.STREAM_REMOTES on.
+    """
+
+    #: Of a manifest that begins: the stream's name in the store, and the store's name in the configuration.
+    identity: str
+    remote: str
+    #: The range, and the end of the manifest that its uploader knew.
+    added: Range | None = None
+    after: int = 0
+
+
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     """The messages and notes of one node from one of its turns."""
 
@@ -133,6 +147,8 @@ class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     seals: list[tuple[int, int]] = []
     #: From versions.TRANSACTIONS on.
     steps: list[PartStep] = []
+    #: From versions.STREAM_REMOTES on.
+    remote: RemoteStep | None = None
 
 
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
@@ -149,6 +165,7 @@ def encode_batch(
     notes: list[Note] | None = None,
     seals: list[tuple[int, int]] | None = None,
     step: PartStep | None = None,
+    remote: RemoteStep | None = None,
 ) -> bytes:
     """Encode a node's batch for the leader; messages are compressed by `codec`. They belong to the `step` if
     there is one.
@@ -167,6 +184,10 @@ def encode_batch(
         else:
             view = memoryview(packed)
             appends.append(Append(head, meta, view, each.stamps or [], named, codec, len(items)))
+    if remote is not None:
+        return msgspec.msgpack.encode(
+            NodeBatch(node, incarnation, number, appends, first, notes or [], seals or [], [], remote)
+        )
     if step is not None:
         step = msgspec.structs.replace(step, appends=appends)
         return msgspec.msgpack.encode(
@@ -371,6 +392,7 @@ __all__ = [
     "NodeBatch",
     "Note",
     "PartStep",
+    "RemoteStep",
     "decode_entry",
     "encode_batch",
     "encode_entry",

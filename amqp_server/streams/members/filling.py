@@ -81,7 +81,7 @@ class Filling:
         self._fill = None
 
     def miss(self, lost: Lost) -> None:
-        low = max(lost.low, self._host.first_offset)
+        low = max(lost.low, self._host.kept_offset)
         if lost.stop > low and low not in self.missing and not self.is_given_up(low):
             self.missing[low] = lost.stop
             logger.error(
@@ -100,7 +100,10 @@ class Filling:
         fill = self._fill
         if fill is not None and not fill.wanted():
             fill = self._fill = None
-        due, first, stored = host.tail_offset, host.first_offset, host.stored_offset
+        due, first, stored = host.tail_offset, host.kept_offset, host.stored_offset
+        if host.tier is not None and stored < due:
+            # What is before that is in the store.
+            first = max(first, min(host.tier.stop, due))
         if fill is not None:
             due, first = max(due, fill.stop), max(first, fill.first_offset)
         if stored < first:
@@ -253,7 +256,7 @@ class Filling:
                 self.missing[reached] = stop
             else:
                 logger.warning("%s: messages up to %d are complete again", host.title, stop - 1)
-        for gap, end in host.log.gaps(host.first_offset):
+        for gap, end in host.log.gaps(host.kept_offset):
             # Other damaged ranges of the same segment.
             self.miss(Lost(gap, end, "no segment has them"))
         host.has_mended()

@@ -32,6 +32,7 @@ from amqp_server.streams.members.entries import (
     CodecError,
     Note,
     PartStep,
+    RemoteStep,
     decode_entry,
     encode_batch,
     encode_entry,
@@ -45,6 +46,7 @@ from amqp_server.streams.members.replica import Applied, StreamReplica, decode_s
 from amqp_server.streams.members.requests import Asks, Done
 from amqp_server.streams.members.start_offset import Finding
 from amqp_server.streams.publishes import Publishes
+from amqp_server.streams.stream_options import Tiering
 from amqp_server.streams.taking_over import take_over
 from persistence.streams.compression import NONE
 from persistence.streams.retention import RetentionLimits
@@ -92,6 +94,7 @@ class StreamMemberHost(MemberReaders):
         asks: Asks,
         codec: str | None = None,
         compaction: Compaction | None = None,
+        tiering: Tiering | None = None,
     ) -> None:
         """`codec` is the declared compression of the stream."""
         self.replicas = replicas
@@ -119,7 +122,9 @@ class StreamMemberHost(MemberReaders):
         self._names_read: tuple[bytes, Taken] | None = None
         self._trimming = 0
         self.filling = Filling(self, services, asks)
-        super().__init__(queue, queue_id, services, limits, segment_bytes, settings, codec, compaction)
+        super().__init__(
+            queue, queue_id, services, limits, segment_bytes, settings, codec, compaction, tiering
+        )
         self.finding = Finding(self, services, self._turn)
         self.beginnings = Beginnings(self, services, self._turn)
         self._answers = MemberAnswers(self, services, self._turn)
@@ -151,6 +156,7 @@ class StreamMemberHost(MemberReaders):
             raise unreadable(error) from None
         self._keep_time()
         self._stable.begin_with(replica)
+        self.show_manifest()
 
     # -- the state machine of the group ----------------------------------------------------------------------
 
@@ -199,6 +205,8 @@ class StreamMemberHost(MemberReaders):
             self._unknown_seals(applied.missed.stop - 1)
         if applied.taken:
             self._publishes.confirm(applied.taken)
+        if applied.remote or (applied.trimmed and self.replica.manifest is not None):
+            self.manifest_changed(applied.removed, told=applied.remote)
         applied_parts(self, applied, self._services.undecided)
         for token, found in applied.seals:
             self._answer_seal(token, found)
@@ -266,10 +274,14 @@ class StreamMemberHost(MemberReaders):
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
         try:
             target = decode_state(state)
+            first = target.first_offset
+            if target.manifest is not None and target.manifest[2]:
+                # What is before its end is in the store.
+                first = max(first, target.manifest[2][-1].stop)
         except CodecError as error:
             raise unreadable(error) from None
         filled = partial(self._read_names, state, target.taken or (), wanted, then)
-        self.filling.begin(Fill(peer, target.first_offset, target.next_offset, wanted, filled))
+        self.filling.begin(Fill(peer, first, target.next_offset, wanted, filled))
 
     def _read_names(
         self, state: bytes, pieces: Sequence[bytes], wanted: Callable[[], bool], then: Callable[[], None]
@@ -315,6 +327,9 @@ class StreamMemberHost(MemberReaders):
 
     def leader_changed(self) -> None:
         self._trimming = 0
+        if self.tier is not None:
+            # What the last leader has proposed may be lost.
+            self.tier.stored()
         self._retain()
         self._schedule_upkeep()
         if len(self.replica.parts):
@@ -454,6 +469,7 @@ class StreamMemberHost(MemberReaders):
         notes: list[Note] | None = None,
         seals: list[tuple[int, int]] | None = None,
         step: PartStep | None = None,
+        remote: RemoteStep | None = None,
     ) -> None:
         """`early`: some of the messages are confirmed when the leader has them."""
         node, incarnation = self._own
@@ -468,6 +484,7 @@ class StreamMemberHost(MemberReaders):
             notes=notes,
             seals=seals,
             step=step,
+            remote=remote,
         )
         self.group.submit(batch, self._publishes.has_synced if early else None)
 
@@ -481,6 +498,9 @@ class StreamMemberHost(MemberReaders):
         self._let_go()
         self.replicas.close(self.group)
         self._delete_segments()
+        if self.tier is not None:
+            # Each member does it: the leader may be gone.
+            self._services.commits.request(self.tier.delete_all)
         self._refuse_all(DELETED)
 
     def hand_over(self, to: Any, *, failed: bool = False) -> None:

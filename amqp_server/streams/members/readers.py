@@ -19,9 +19,11 @@ from amqp_server.streams.members.entries import Note
 from amqp_server.streams.members.named_offsets import LoggedNames
 from amqp_server.streams.members.segments import MemberSegments
 from amqp_server.streams.members.start_offset import Finding
+from amqp_server.streams.readers import AWAY
 from amqp_server.streams.stream_consumer import StreamConsumer
 from amqp_server.streams.taking_over import begin_named, lose_name, refuse
 from persistence.streams.log import Read
+from persistence.streams.remote.objects import Unavailable
 from quorum_queue.host import Key
 from quorum_queue.machine.versions import NAMES_REFUSED
 from quorum_queue.ports import Refused
@@ -191,6 +193,9 @@ class MemberReaders(MemberSegments):
         if self.ended or consumer.detached:
             return
         consumer.reading = False
+        if offset == AWAY:
+            self._cannot_read(consumer, "the remote does not answer")
+            return
         if stop >= 0:
             # Others may have published meanwhile.
             offset = min(offset, max(stop - 1, self.first_offset) if start.name == "last" else stop)
@@ -199,14 +204,26 @@ class MemberReaders(MemberSegments):
     def _read(self, consumer: StreamConsumer, offset: int) -> None:
         if consumer.reading:
             return
+        done = partial(self._has_read_at, consumer, consumer.reads, offset)
+        if self.tier is not None:
+            if self.tier.is_remote(offset):
+                consumer.reading = True
+                self.tier.read(offset, consumer.place, consumer.wanted, consumer.batches, done)
+                return
+            if self.replica.first_offset <= offset < self._log.first_kept:
+                # The consumer continues when this member knows again where they are.
+                self.replicas.touch(self.group)
+                return
         if offset >= self._stored or any(low <= offset < stop for low, stop in self.filling.missing.items()):
             # The consumer continues when other members have sent the messages.
             self.filling.go_on()
             return
         consumer.reading = True
+        if self.tier is not None:
+            self.tier.read(offset, consumer.place, consumer.wanted, consumer.batches, done)
+            return
         self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches),
-            partial(self._has_read_at, consumer, consumer.reads, offset),
+            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches), done
         )
 
     def _has_read_at(self, consumer: StreamConsumer, reads: int, offset: int, outcome: Outcome[Read]) -> None:
@@ -214,7 +231,10 @@ class MemberReaders(MemberSegments):
             return
         consumer.reading = False
         if isinstance(outcome, Error):
-            self._turn.contain(self, outcome.unwrap)
+            if isinstance(outcome.error, Unavailable):
+                self._cannot_read(consumer, outcome.error)
+            else:
+                self._turn.contain(self, outcome.unwrap)
             return
         read = outcome.unwrap()
         reached = read.place.offset

@@ -29,12 +29,14 @@ from amqp_server.streams.members.entries import (
     NodeBatch,
     Note,
     PartStep,
+    RemoteStep,
     names_of,
     placed,
     unpacked,
     without,
 )
 from amqp_server.streams.members.parts import StreamPart, StreamParts
+from persistence.streams.remote.manifest import Manifest, Range
 from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
@@ -71,6 +73,8 @@ class StreamState(msgspec.Struct, array_like=True, frozen=True):
     sealed: bool = False
     #: Parts of transactions that are not decided. From versions.TRANSACTIONS on.
     parts: list[StreamPart] | None = None
+    #: Identity, remote and ranges of the manifest. From versions.STREAM_REMOTES on.
+    manifest: tuple[str, str, tuple[Range, ...]] | None = None
 
 
 class Applied:
@@ -82,6 +86,8 @@ class Applied:
         "named",
         "numbers",
         "prepared",
+        "remote",
+        "removed",
         "resolved",
         "sealed",
         "seals",
@@ -103,11 +109,16 @@ class Applied:
         self.prepared: list[tuple[int, int]] = []
         self.resolved: list[TransactionId] = []
         self.trimmed = False
+        #: True if the entry has a step of the manifest; and the ranges that have left it.
+        self.remote = False
+        self.removed: tuple[Range, ...] = ()
         #: True if the entry has notes about names.
         self.named = False
 
 
 _NEW = Kept(NO_OFFSET, "")
+#: The place of the names that were taken among the fields of a state.
+_TAKEN = StreamState.__struct_fields__.index("taken")
 _state_decoder = msgspec.msgpack.Decoder(StreamState)
 
 
@@ -120,6 +131,7 @@ class StreamReplica:
         "first_offset",
         "gap",
         "last_ms",
+        "manifest",
         "names",
         "next_offset",
         "now_ms",
@@ -148,6 +160,8 @@ class StreamReplica:
         self.sealed = False
         #: Parts of transactions that are not decided.
         self.parts = StreamParts()
+        #: What an object store has; None before the first upload.
+        self.manifest: Manifest | None = None
 
     def passed_over(self, index: int) -> None:
         """Skip the entry with this index, which no member can read any more."""
@@ -181,6 +195,9 @@ class StreamReplica:
             if batch.first > self.first_offset:
                 self.first_offset = min(batch.first, self.next_offset)
                 applied.trimmed = True
+                if self.manifest is not None:
+                    self.manifest, removed = self.manifest.without_before(self.first_offset)
+                    applied.removed += removed
             for note in batch.notes:
                 applied.named = True
                 self._note(note)
@@ -189,7 +206,23 @@ class StreamReplica:
                 applied.sealed = self.sealed
                 if is_own:
                     applied.seals.append((token, sealed))
+            if batch.remote is not None:
+                applied.remote = True
+                self._take_remote(batch.remote)
         return applied
+
+    def _take_remote(self, step: RemoteStep) -> None:
+        """Begin the manifest, or add a range to it. A step that comes late has no effect."""
+        manifest = self.manifest
+        if manifest is None:
+            if step.added is None:
+                self.manifest = Manifest(step.identity, step.remote)
+        elif (
+            step.added is not None
+            and step.identity == manifest.identity
+            and step.added.stop <= self.next_offset
+        ):
+            self.manifest = manifest.with_range(step.after, step.added, self.first_offset) or manifest
 
     def _append(self, append: Append, applied: Applied) -> None:
         """Give messages the next offsets."""
@@ -301,6 +334,9 @@ class StreamReplica:
             [(name, *kept) for name, kept in self.names.items()] or None,
             self.sealed,
             self.parts.state(),
+            None
+            if self.manifest is None
+            else (self.manifest.identity, self.manifest.remote, self.manifest.ranges),
         )
 
     def snapshot(self) -> bytes:
@@ -322,6 +358,7 @@ class StreamReplica:
         replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
         replica.sealed = state.sealed
         replica.parts = StreamParts(state.parts or ())
+        replica.manifest = None if state.manifest is None else Manifest(*state.manifest)
         replica.names = {name: Kept(offset, owner) for name, offset, owner in state.names or ()}
         if replica.taken is not None and taken is not None:
             replica.taken = taken
@@ -358,9 +395,9 @@ def encode_with(state: StreamState, pieces: list[bytes] | None) -> bytes:
     """Encode a state with these pieces of names."""
     fields = list(msgspec.structs.astuple(state))
     if pieces is not None:
-        fields[-4] = pieces
+        fields[_TAKEN] = pieces
     # Without the last fields, these are the bytes that earlier versions write.
-    for absent in (None, False, None, None):
+    for absent in (None, None, False, None, None):
         if fields[-1] is not absent:
             break
         fields.pop()

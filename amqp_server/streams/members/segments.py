@@ -16,14 +16,19 @@ from typing import Any
 from amqp_server.streams.layout.encode import Encoded
 from amqp_server.streams.local_host import StreamHost
 from amqp_server.streams.members.answers import stop_of
-from amqp_server.streams.members.entries import Note
+from amqp_server.streams.members.entries import Note, RemoteStep
 from amqp_server.streams.members.filling import Filling
 from amqp_server.streams.members.log_trimming import Stable
 from amqp_server.streams.members.replica import StreamReplica, StreamState
+from amqp_server.streams.stream_options import Tiering
+from amqp_server.streams.tiers.tier import Tier
 from persistence.streams.log import Lost, Stored, StreamLog
-from persistence.streams.retention import outdated
+from persistence.streams.remote import manifest as manifests
+from persistence.streams.remote.manifest import Manifest, Range
+from persistence.streams.retention import RetentionLimits, outdated
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.replicas import Replicas
+from quorum_queue.machine.versions import STREAM_REMOTES
 
 logger = logging.getLogger("mqd.streams")
 
@@ -51,6 +56,7 @@ class MemberSegments(StreamHost):
         *,
         early: bool = False,
         notes: list[Note] | None = None,
+        remote: RemoteStep | None = None,
     ) -> None:
         """Submit messages, and the offset below which messages are deleted, to the log."""
         raise NotImplementedError
@@ -67,7 +73,7 @@ class MemberSegments(StreamHost):
         for lost in log.open(replica.next_offset, mendable=True):
             if lost.low < log.stop:
                 self.filling.miss(lost)
-        for low, stop in log.gaps(self.first_offset):
+        for low, stop in log.gaps(self.kept_offset):
             self.filling.miss(Lost(low, stop, "no segment has them"))
         self._stored = log.stop
         if log.stop < replica.next_offset:
@@ -99,9 +105,17 @@ class MemberSegments(StreamHost):
         return f"queue '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
 
     @property
-    def first_offset(self) -> int:
-        """Messages before this offset are deleted on all members; missing messages behind it are fetched."""
+    def kept_offset(self) -> int:
+        """This node keeps no messages before this offset; missing messages behind it are fetched."""
         return max(self.replica.first_offset, self._log.first_kept)
+
+    @property
+    def first_offset(self) -> int:
+        """Messages before this offset are deleted on all members."""
+        manifest = self.replica.manifest
+        if manifest is not None and manifest.ranges:
+            return max(self.replica.first_offset, min(manifest.first, self.kept_offset))
+        return self.kept_offset
 
     @property
     def stored_offset(self) -> int:
@@ -156,7 +170,11 @@ class MemberSegments(StreamHost):
                 services.timers.wake(self, services.clock.monotonic_ms() + services.options.flush_ms)
         if self.compacting is not None and self._opened:
             self.compacting.look()
-        if self.group.is_leader and self._trimming <= self.replica.first_offset:
+        decides = self.group.is_leader and self._trimming <= self.replica.first_offset
+        if self.tier is not None:
+            self.tier.look()
+            self._wake_to_trim(self.tier, self._limits if decides else RetentionLimits())
+        elif decides:
             self._wake_to_retain()
 
     def _flush(self) -> None:
@@ -211,13 +229,18 @@ class MemberSegments(StreamHost):
         if self.ended:
             return
         segments, first = self._log.segments, self.replica.first_offset
+        tier, now_ms = self.tier, self._services.queue_time.now_ms()
         if self.group.is_leader and self._trimming <= first:
-            count = outdated(segments, self._limits, self._services.queue_time.now_ms())
-            if count:
-                wanted = segments[count].base if count < len(segments) else self._stored
-                if wanted > first:
-                    self._trimming = wanted
-                    self._submit([], wanted)
+            if tier is not None and tier.ranges:
+                wanted = manifests.deleted_before(tier.ranges, segments, self._limits, now_ms)
+            else:
+                count = outdated(segments, self._limits, now_ms)
+                wanted = segments[count].base if 0 < count < len(segments) else self._stored * (count > 0)
+            if wanted > first:
+                self._trimming = wanted
+                self._submit([], wanted)
+        if tier is not None:
+            first = max(first, manifests.trimmed_before(segments, tier.stop, tier.local_limits, now_ms))
         if segments and segments[0].size and segments[0].stop <= first and not self._trims:
             self._trims = True
             self._services.store.write(partial(self._log.trim_to, first), self._has_trimmed)
@@ -226,12 +249,73 @@ class MemberSegments(StreamHost):
         self._trims = False
         if self.ended:
             return
-        first = self.first_offset
+        first = self.kept_offset
         missing = self.filling.missing
         for low, stop in list(missing.items()):
             if stop <= first:
                 del missing[low]
         self._go_on()
+
+    # -- the remote; see tiers.tier.TierOwner ----------------------------------------------------------------
+
+    def _tier_as(self, tiering: Tiering) -> None:
+        super()._tier_as(tiering)
+        self.show_manifest()
+
+    def show_manifest(self) -> None:
+        """The state of this member may have another manifest."""
+        manifest = self.replica.manifest
+        if manifest is not None:
+            (self.tier or self._make_tier()).show(manifest, self.replica.first_offset)
+
+    def manifest_changed(self, removed: tuple[Range, ...], *, told: bool) -> None:
+        """An entry has changed the manifest, or was meant to (`told`)."""
+        self.show_manifest()
+        tier, manifest = self.tier, self.replica.manifest
+        if tier is None:
+            return
+        if removed and manifest is not None and self.group.is_leader:
+            tier.delete(manifest, removed)
+        if told:
+            tier.stored()
+
+    @property
+    def may_upload(self) -> bool:
+        return (
+            self._opened
+            and self.group.is_leader
+            and self.group.informed
+            and not self.replica.sealed
+            and self.replicas.version() >= STREAM_REMOTES
+        )
+
+    def lacks_before(self, offset: int, stop: int) -> bool:
+        while offset < stop and self.filling.is_given_up(offset):
+            offset = next(end for low, end in self.filling.given_up.items() if low <= offset < end)
+        return offset < stop
+
+    def found_damage(self, lost: list[Lost]) -> bool:
+        given_up = True
+        for each in lost:
+            if self.lacks_before(each.low, each.stop):
+                given_up = False
+                self.filling.miss(each)
+        self.filling.go_on()
+        return given_up
+
+    def begin_manifest(self, manifest: Manifest) -> None:
+        self._submit([], remote=RemoteStep(manifest.identity, manifest.remote))
+
+    def add_range(self, after: int, added: Range) -> None:
+        manifest = self.replica.manifest
+        assert manifest is not None
+        self._submit([], remote=RemoteStep(manifest.identity, manifest.remote, added, after))
+
+    def _wake_to_trim(self, tier: Tier, limits: RetentionLimits) -> None:
+        services = self._services
+        due = manifests.due_ms(tier.ranges, self._log.segments, limits, tier.local_limits)
+        if due is not None and not self._trims:
+            services.timers.wake(self, max(due - services.queue_time.ahead_ms, 0))
 
     # -- for what fills and mends the segments ---------------------------------------------------------------
 

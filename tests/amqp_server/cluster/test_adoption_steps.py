@@ -43,6 +43,7 @@ from amqp_server.streams.consumer_groups import partition_position
 from amqp_server.streams.layout.named_offsets import Names
 from amqp_server.streams.members.replica import StreamReplica, decode_state
 from amqp_server.streams.stream_options import StreamOptions
+from amqp_server.streams.tiers.node_manifest import IDENTITY, RANGES, encode_identity, encode_range
 from conformance_tests.patience import PATIENCE_S
 from persistence.commits.commit import Commit
 from persistence.environment import Environment
@@ -51,6 +52,7 @@ from persistence.record import Record
 from persistence.replica_logs.logs import Groups
 from persistence.streams import batch as batches
 from persistence.streams.log import Stored
+from persistence.streams.remote.manifest import Manifest, Range
 from quorum_queue.cluster.snapshots.state import unpack_state
 from quorum_queue.consumer_groups.partition import Span
 from quorum_queue.consumer_groups.replica import GroupReplica
@@ -559,6 +561,23 @@ def test_offsets_by_name_are_brought_along() -> None:
     assert found is not None
     replica = StreamReplica.restore(unpack_state(found[2])[1])
     assert replica.names == {"a": (12, ""), "b": (30, ""), "ahead": (30, "")}
+
+
+def test_what_an_object_store_has_is_brought_along() -> None:
+    """The node's disk begins behind what the store has."""
+    disk, journal = with_stream()
+    manifest = Manifest("identity", "archive", (Range(0, 7, 70, 32, 1000, 1005, "sum"),))
+    journal.annotate(99, IDENTITY, encode_identity(manifest))
+    journal.annotate(99, RANGES, encode_range(manifest.ranges[0]))
+    disk.environment.flush()
+    list(disk.adoption().steps())
+    disk.environment.flush()
+    found = GroupStore(disk.environment).read_state(99)
+    assert found is not None
+    replica = StreamReplica.restore(unpack_state(found[2])[1])
+    assert replica.manifest is not None and replica.manifest.ranges == manifest.ranges
+    assert (replica.manifest.identity, replica.manifest.remote) == ("identity", "archive")
+    assert replica.first_offset == 0 and not replica.names
 
 
 def test_what_a_stream_has_taken_is_brought_along() -> None:

@@ -15,12 +15,14 @@ from amqp_server.streams.members.entries import (
     CodecError,
     NamedMessages,
     NodeBatch,
+    RemoteStep,
     decode_entry,
     encode_batch,
     encode_entry,
 )
-from amqp_server.streams.members.replica import StreamReplica, StreamState
+from amqp_server.streams.members.replica import Applied, StreamReplica, StreamState
 from persistence.streams import batch as batches
+from persistence.streams.remote.manifest import Range
 from quorum_queue.machine.dedup import Sequence, id_of, sequence_of
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.seal import EMPTY, NOT_EMPTY, Sealed
@@ -287,7 +289,7 @@ def test_a_sealed_stream_takes_no_more_messages() -> None:
         encode_batch(*OWN, 3, encoded(messages)),
     ]
     unsealed = replica.snapshot()
-    assert len(msgspec.msgpack.decode(unsealed)) == len(msgspec.structs.fields(StreamState)) - 4
+    assert len(msgspec.msgpack.decode(unsealed)) == len(msgspec.structs.fields(StreamState)) - 5
     applied = replica.apply(3, *entry(6, *found), OWN)
     assert (applied.seals, applied.sealed, applied.numbers, applied.taken) == ([], True, [3], 0)
     assert (replica.sealed, replica.next_offset, applied.batches) == (True, 3, [])
@@ -295,3 +297,45 @@ def test_a_sealed_stream_takes_no_more_messages() -> None:
     assert again.sealed
     assert again.digest() == replica.digest()
     assert not StreamReplica.restore(unsealed).sealed
+
+
+def test_the_manifest_is_a_part_of_the_state() -> None:
+    """Steps that come late, or name another manifest, have no effect; retention takes ranges out."""
+    messages: list[Any] = [("k", {}, None, 1, 30)]
+    replica = StreamReplica(
+        Settings(deduplication_window_ms=1_000, deduplication_count=50, deduplication_producers=3)
+    )
+    number = index = 0
+
+    def step(*steps: RemoteStep, first: int = 0) -> Applied:
+        nonlocal number, index
+        batches = []
+        for each in steps or (None,):
+            number += 1
+            batches.append(encode_batch(*OWN, number, [], first, remote=each))
+        index += 1
+        return replica.apply(index, *entry(5, *batches), OWN)
+
+    def added(low: int, stop: int, after: int, identity: str = "a") -> RemoteStep:
+        return RemoteStep(identity, "archive", Range(low, stop, 10, 32, 1, 2, "sum"), after)
+
+    number = index = 1
+    replica.apply(1, *entry(5, encode_batch(*OWN, 1, encoded(messages))), OWN)
+    assert step(added(0, 5, 0)).remote and replica.manifest is None
+    step(RemoteStep("a", "archive"), RemoteStep("b", "archive"), added(0, 5, 0), added(5, 10, 0))
+    step(added(5, 10, 5, "b"), added(4, 9, 5), added(5, 40, 5), added(5, 12, 5))
+    assert replica.manifest is not None and replica.manifest.identity == "a"
+    assert [(each.first, each.stop) for each in replica.manifest.ranges] == [(0, 5), (5, 12)]
+    restored = StreamReplica.restore(
+        replica.snapshot(),
+        Settings(deduplication_window_ms=1_000, deduplication_count=50, deduplication_producers=3),
+    )
+    assert restored.digest() == replica.digest()
+    assert restored.manifest is not None and restored.manifest.ranges == replica.manifest.ranges
+    applied = step(first=5)
+    assert [each.first for each in applied.removed] == [0] and replica.manifest.first == 5
+    assert step(added(12, 20, 12), first=5).removed == ()
+    step(first=20)
+    assert replica.manifest.ranges == ()
+    step(added(12, 25, 12), added(20, 25, 12))
+    assert [(each.first, each.stop) for each in replica.manifest.ranges] == [(20, 25)]

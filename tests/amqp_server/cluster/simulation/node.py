@@ -32,6 +32,7 @@ from amqp_server.cluster.node import ClusterNode
 from amqp_server.cluster.wiring import FEATURES
 from amqp_server.config import Config
 from amqp_server.streams.local_host import StreamOptions, StreamServices
+from amqp_server.streams.tiers.remotes import Remotes
 from amqp_server.turn import Turn
 from persistence.commits.layer import Layer
 from persistence.commits.stepped import SteppedCommit
@@ -41,6 +42,7 @@ from persistence.streams.compression import NONE
 from persistence.streams.deduplication_file import Keeper
 from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
+from persistence.streams.remote.objects import Objects
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.handshake import Hello
@@ -58,6 +60,7 @@ from tests.persistence.streams.crashing import CrashingFiles
 from tests.quorum_queue.cluster.levels import check_reached
 from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.stores.memory import Faults, MemoryEnvironment, MemoryTransaction
+from tests.stores.objects import SimulatedStores
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -101,6 +104,8 @@ class SteppedJobs:
         self._compactions: deque[Callable[[], None]] = deque()
         #: There are several threads that read.
         self.reads: list[Callable[[], None]] = []
+        #: The threads of object stores; see RemoteJobs.
+        self.remote: list[Callable[[], None]] = []
         #: Writes that found the disk full.
         self._refused: list[tuple[Callable[[], Any], Callable[[Any], None]]] = []
 
@@ -134,15 +139,18 @@ class SteppedJobs:
     @property
     def waits(self) -> bool:
         """Return whether any thread has something to do."""
-        return bool(self._writes or self.reads or self._compactions)
+        return bool(self._writes or self.reads or self._compactions or self.remote)
 
     def step(self) -> None:
         """Have some thread do its next job."""
-        chosen = self._random.choice([each for each in (self._writes, self.reads, self._compactions) if each])
+        kinds = (self._writes, self.reads, self._compactions, self.remote)
+        chosen = self._random.choice([each for each in kinds if each])
         if chosen is self._writes:
             self._write(*self._writes.popleft())
         elif chosen is self._compactions:
             self._compactions.popleft()()
+        elif chosen is self.remote:
+            self.remote.pop(self._random.randrange(len(self.remote)))()
         else:
             self.reads.pop(self._random.randrange(len(self.reads)))()
 
@@ -155,6 +163,25 @@ class SteppedJobs:
             self._refused.append((call, done))
         else:
             done(result)
+
+
+class RemoteJobs(SimulatedStores):
+    """Calls to an object store: one step makes the call, and a later one has its result, so that a node may
+    crash in between.
+    """
+
+    def __init__(self, stores: dict[str, Objects], name: str, jobs: SteppedJobs) -> None:
+        super().__init__(stores, name)
+        self._remote = jobs.remote
+
+    def read(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None:
+        self._remote.append(lambda: self._called(capture(call), done))
+
+    def write(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None:
+        self.read(call, done)
+
+    def _called(self, outcome: Outcome[Any], done: Callable[[Outcome[Any]], None]) -> None:
+        self._remote.append(lambda: done(outcome))
 
 
 class Disk(MemoryEnvironment):
@@ -211,6 +238,8 @@ class SimulatedNode:
         #: Entries after which a snapshot is due; 0 for the configured number.
         self.snapshot_entries = 0
         self.stream_options = STREAMS
+        #: Object stores by name.
+        self.stores: dict[str, Objects] = {}
         #: How often a turn may ask whether it is overdue before the answer is yes.
         self.turn_lasts = inf
         self._turn_asked = 0
@@ -351,6 +380,10 @@ class SimulatedNode:
             commits=services.commits,
             store=self.jobs,
             options=self.stream_options,
+            # A reader waits however long a store is away.
+            remotes=Remotes(
+                RemoteJobs(self.stores, f"{self.name}-{self.incarnation}", self.jobs), timeout_ms=1 << 40
+            ),
         )
 
     def _begin(self, cluster: ClusterNode, journal: Journal) -> None:

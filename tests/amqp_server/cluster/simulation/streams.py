@@ -17,6 +17,8 @@ all that happened); `--seeds A:B` runs many. What must hold:
   are missing.
 - A name never goes back, nor past the messages that its consumers have acked; at rest a consumer with a name
   has come to the end, and so has the name.
+- The object store has what the manifest of a stream says, and no object replaces another one. Whatever the
+  store and the nodes did, every message is readable at its offset on all members, on the disk or there.
 - A super stream is there with all its partitions, or not at all, on every node and at any time.
 """
 
@@ -59,6 +61,7 @@ from tests.amqp_server.cluster.simulation.at_rest import check_groups
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.quorum_queue.cluster.levels import check_reached
+from tests.stores.objects import SimulatedObjects
 from tests.turns import Violation
 
 STEPS = 1200
@@ -469,8 +472,19 @@ def _offsets_at(data: bytes, at: int) -> range | None:
 
 
 class StreamSimulation(Cluster):
-    def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
+    def __init__(
+        self,
+        seed: int,
+        *,
+        steps: int = STEPS,
+        trace: Callable[[str], None] | None = None,
+        remote: bool | None = None,
+    ) -> None:
+        """`remote`: whether old segments go to an object store; by chance unless given."""
         random = Random(seed)
+        #: The object store of old segments, if they go to one, and what chooses when it fails.
+        self.objects = SimulatedObjects()
+        self.weather = Random(f"weather {seed}")
         names = "abcd"[: random.choice((3, 4, 4))]
         rates = {name: random.choice((0.8, 1.0, 1.0, 1.2)) for name in names}
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0))
@@ -518,6 +532,16 @@ class StreamSimulation(Cluster):
         self.compacts = random.random() < 0.5
         if self.compacts:
             table["x-stream-compaction"] = "key"
+        wanted = self.weather.random() < 0.4 if remote is None else remote
+        if remote:
+            self.compacts = False
+            table.pop("x-stream-compaction", None)
+        self.remote = wanted and not self.compacts
+        if self.remote:
+            table["x-stream-remote"] = "archive"
+            table["x-stream-local-max-length-bytes"] = self.weather.choice((1, 2000))
+            for node in self.nodes.values():
+                node.stores["archive"] = self.objects
         codec = random.choice((NONE, ZSTD, LZ4, ""))
         if codec:
             table["x-stream-compression"] = codec
@@ -613,9 +637,24 @@ class StreamSimulation(Cluster):
             self.change_members(node)
         elif random.random() < self.trouble * 0.5:
             self.make_trouble(random.random(), node)
+        if self.remote and self.weather.random() < 0.02 * self.trouble:
+            self.change_weather()
         self.ack()
         self.first_offset()
         self.check_whole()
+        if self.remote:
+            self._check_present()
+
+    def change_weather(self) -> None:
+        """The object store fails, in one way or another, or works again."""
+        objects, what = self.objects, self.weather.choice(("away", "halves", "deaf", "lies", ""))
+        objects.away, objects.halves = what == "away", what == "halves"
+        objects.deaf, objects.lies = what == "deaf", what == "lies"
+        self.log(f"the object store: {what or 'works'}")
+
+    def mend(self) -> None:
+        self.objects.away = self.objects.halves = self.objects.deaf = self.objects.lies = False
+        super().mend()
 
     def use_super_stream(self, node: SimulatedNode) -> None:
         """The super stream is declared, gets messages and more partitions, and is deleted."""
@@ -1070,6 +1109,7 @@ class StreamSimulation(Cluster):
             raise Violation(f"members of {queue.name} have come to different states: {states}")
         for node, host in members:
             self._check_member(node, host, stream)
+        self._check_objects(members[0][1])
         first, stop = self.first_offset(queue.queue_id), members[0][1].replica.next_offset
         for body in stream.confirmed:
             offset = stream.offsets.get(body)
@@ -1090,16 +1130,45 @@ class StreamSimulation(Cluster):
         if queue.name != NAME:
             self.stream.note("confirmed in partitions", len(stream.confirmed))
 
+    def _check_present(self) -> None:
+        """Check that the objects of all ranges exist that no member has seen deleted, at any time."""
+        for node, host in self.members():
+            manifest = host.replica.manifest
+            if manifest is None:
+                continue
+            for each in manifest.ranges:
+                if each.stop > self.stream.first and manifest.key(each) not in self.objects.objects:
+                    raise Violation(f"{node.name} has the range {each} without its object")
+
+    def _check_objects(self, host: StreamMemberHost) -> None:
+        """Check that the object store has what the manifest says, and that no object was replaced."""
+        if self.objects.replaced:
+            raise Violation(f"objects were replaced by others: {self.objects.replaced}")
+        manifest = host.replica.manifest
+        if manifest is None:
+            return
+        stop = 0
+        for each in manifest.ranges:
+            if each.first < stop:
+                raise Violation(f"ranges of the manifest overlap at {each.first}")
+            stop = each.stop
+            if len(self.objects.objects.get(manifest.key(each), b"")) != each.object_bytes:
+                raise Violation(f"the object of the range {each} is missing, or not whole")
+        self.stream.note("ranges in the store", len(manifest.ranges))
+        self.stream.note("away from the disk", host.local_first_offset - host.first_offset)
+
     def _check_member(self, node: SimulatedNode, host: StreamMemberHost, stream: StreamLedger) -> None:
         """Check that this member has all messages, whole."""
         if host.missing_count or host.lost_count:
             raise Violation(
                 f"{node.name} lacks {host.missing_count}, and has lost {host.lost_count} messages"
             )
-        log, offset = host._log, host.first_offset
+        offset = host.first_offset
+        reader = None if host.tier is None else host.tier.reader
+        read_raw = host._log.read_raw if reader is None else reader.read_raw
         found: list[Batch] = []
         while offset < host.stored_offset:
-            raw = log.read_raw(offset)
+            raw = read_raw(offset)
             if raw.lost is not None:
                 raise Violation(f"{node.name}: {raw.lost}")
             for at, head in heads_of(raw.data):
@@ -1128,9 +1197,15 @@ class StreamSimulation(Cluster):
             raise Violation(f"{node.name} ends at {expected}, not at {host.replica.next_offset}")
 
 
-def run(seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> StreamSimulation:
+def run(
+    seed: int,
+    *,
+    steps: int = STEPS,
+    trace: Callable[[str], None] | None = None,
+    remote: bool | None = None,
+) -> StreamSimulation:
     with by_hand():
-        simulation = StreamSimulation(seed, steps=steps, trace=trace)
+        simulation = StreamSimulation(seed, steps=steps, trace=trace, remote=remote)
     simulation.run()
     return simulation
 

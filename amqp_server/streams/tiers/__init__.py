@@ -1,0 +1,1 @@
+"""Streams whose older messages are in an object store."""

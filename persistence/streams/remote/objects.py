@@ -1,0 +1,71 @@
+"""An object store as streams use it. Threads make the calls; a test replaces it by a store that fails."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, Protocol
+
+
+class Unavailable(Exception):
+    """The store cannot be reached, refuses, or has returned other bytes than were stored. Perhaps it will be
+    different later.
+
+    It is no OSError: the disk is not concerned.
+    """
+
+
+class Absent(Unavailable):
+    """The store has no object of this key."""
+
+
+class Unknown(Unavailable):
+    """It is not known yet whether the store has it; the store is not to blame."""
+
+
+class Found(NamedTuple):
+    key: str
+    size: int
+
+
+class Objects(Protocol):
+    """All methods raise Unavailable."""
+
+    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+        """Store an object of `size` bytes; it is there whole or not at all."""
+
+    def read(self, key: str, position: int, size: int) -> bytes:
+        """Return fewer bytes only at the end of the object. Raises Absent."""
+
+    def size(self, key: str) -> int | None:
+        """Return the size of an object; None if there is none."""
+
+    def delete(self, keys: Sequence[str]) -> None:
+        """Delete objects. A missing one is no error."""
+
+    def found(self, prefix: str) -> Iterator[Found]:
+        """Yield all objects whose keys begin with these whole parts of a key."""
+
+
+class NoObjects:
+    """Stands for a store that is not configured."""
+
+    def __init__(self, name: str) -> None:
+        self._why = f"this node has no remote '{name}' (stream_remotes)"
+
+    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+        raise Unavailable(self._why)
+
+    def read(self, key: str, position: int, size: int) -> bytes:
+        raise Unavailable(self._why)
+
+    def size(self, key: str) -> int | None:
+        raise Unavailable(self._why)
+
+    def delete(self, keys: Sequence[str]) -> None:
+        raise Unavailable(self._why)
+
+    def found(self, prefix: str) -> Iterator[Found]:
+        raise Unavailable(self._why)
+
+
+__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown"]
