@@ -57,7 +57,8 @@ def test_every_node_says_until_when(ring: Ring, kind: str) -> None:
     with ring.channel("n2") as channel:
         channel.queue_declare(queue, durable=True, arguments=KINDS[kind])
         fill(channel, queue, 2)
-        now_ms = time.time() * 1000
+        # Times of the API are whole.
+        now_ms = int(time.time() * 1000)
         for delay_ms in (200_000, 100_000):
             give_back(channel, queue, delay_ms)
     for node in NAMES:
