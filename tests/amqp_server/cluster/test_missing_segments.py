@@ -85,7 +85,7 @@ class World(StreamSimulation):
 def test_a_time_in_a_segment_that_is_missing(away: bool) -> None:
     """With `away`, the request comes from a node without a copy, which reaches this member only."""
     with by_hand():
-        world = World(SEED)
+        world = World(SEED, remote=False)
         with world._watching():
             world.lose_a_segment()
             ((low, stop),) = world.host.filling.missing.items()
