@@ -30,7 +30,7 @@ class ObjectFiles:
     def __init__(self, objects: Objects, cache: ObjectCache) -> None:
         self._objects = objects
         self._cache = cache
-        #: By the stem of their files; replaced as a whole.
+        #: By the stem of their files.
         self.ranges: dict[str, tuple[str, Range]] = {}
 
     def size(self, path: Path) -> int:
@@ -97,20 +97,33 @@ class RemoteSegments(SegmentReader):
     def __init__(self, objects: Objects, cache: ObjectCache) -> None:
         self._objects = ObjectFiles(objects, cache)
         super().__init__(self._objects, Path("remote"))
+        #: The ranges of the manifest that is shown.
+        self._shown: tuple[Range, ...] = ()
 
     def show(self, manifest: Manifest) -> None:
         """Show the ranges of this manifest from now on."""
-        named = [(f"{each.first:020}-{each.stop:020}-{each.checksum}", each) for each in manifest.ranges]
-        self._objects.ranges = {
-            stem: (manifest.key(each), each) for stem, each in named
-        }  # first: a thread may see a new segment at once
-        self.segments = tuple(
-            [
-                Segment(each.first, each.size, each.stop, each.first_ms, each.last_ms, stem)
-                for stem, each in named
-            ]
+        known, ranges = self._shown, manifest.ranges
+        gone = (
+            next((at for at, each in enumerate(known) if each == ranges[0]), len(known))
+            if ranges
+            else len(known)
         )
-        self.stop = manifest.stop
+        kept = len(known) - gone
+        if ranges[:kept] != known[gone:]:
+            gone, kept = len(known), 0
+        fresh: list[Segment] = []
+        # There may be many: only what has changed is made anew. A thread may see a new segment at once.
+        for each in ranges[kept:]:
+            stem = f"{each.first:020}-{each.stop:020}-{each.checksum}"
+            self._objects.ranges[stem] = manifest.key(each), each
+            fresh.append(Segment(each.first, each.size, each.stop, each.first_ms, each.last_ms, stem))
+        before = self.segments
+        self.segments = (*before[gone:], *fresh)
+        self.stop, self._shown = manifest.stop, ranges
+        left = {segment.stem for segment in fresh}
+        for segment in before[:gone]:
+            if segment.stem not in left:
+                self._objects.ranges.pop(segment.stem, None)
 
     def _whole_index(self, segment: Segment) -> bytes:
         data = self.index_bytes(segment.where)
