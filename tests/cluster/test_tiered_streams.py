@@ -7,20 +7,18 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlencode
 
-import pika
-import pika.exceptions
 import pytest
 
 from conformance_tests.patience import open_connection
 from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
-from tests.reliability.test_streams import noise, url
+from tests.reliability.test_streams import url
 from tests.reliability.test_tiered_streams import ARGUMENTS, OPTIONS, STREAM, read
-from tests.stores.s3 import BUCKET, KEYS, S3Server
+from tests.reliability.test_tiered_streams import publish as publish_once
+from tests.stores.s3 import BUCKET, S3Server, write_keys
 
 NODES = ("n1", "n2", "n3", "n4")
 
@@ -35,14 +33,11 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def cluster(s3: S3Server, tmp_path: Path) -> Iterator[MqdCluster]:
-    keys = tmp_path / "keys.toml"
-    keys.touch(0o600)
-    keys.write_text("".join(f'{name} = "{value}"\n' for name, value in KEYS.items()))
     settings = {
         "region": "us-east-1",
         "endpoint": s3.endpoint,
         "allow_http": "true",
-        "credentials_file": keys,
+        "credentials_file": write_keys(tmp_path),
     }
     remote = f"archive=s3://{BUCKET}/cluster?{urlencode(settings)}"
     with MqdCluster(NODES, "--stream-remotes", remote, *OPTIONS) as started:
@@ -59,18 +54,10 @@ def segments(cluster: MqdCluster, name: str) -> int:
 
 def publish(cluster: MqdCluster, node: str, low: int, stop: int) -> int:
     """Publish with confirms, by whichever node answers; return the number that is not confirmed."""
+    arguments = {**ARGUMENTS, "x-initial-cluster-size": 3, "x-queue-leader-locator": "client-local"}
     number = low
     while number < stop:
-        with suppress(pika.exceptions.AMQPError, OSError):
-            connection = open_connection(url(cluster.port(node)))
-            channel = connection.channel()
-            arguments = {**ARGUMENTS, "x-initial-cluster-size": 3, "x-queue-leader-locator": "client-local"}
-            channel.queue_declare(STREAM, durable=True, arguments=arguments)
-            channel.confirm_delivery()
-            while number < stop:
-                channel.basic_publish("", STREAM, b"%d " % number + noise(), mandatory=True)
-                number += 1
-            connection.close()
+        number = publish_once(cluster.port(node), number, stop, arguments)
     return number
 
 

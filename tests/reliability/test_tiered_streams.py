@@ -20,10 +20,10 @@ import pytest
 from conformance_tests.patience import PATIENCE_S, open_connection
 from tests.reliability.node import Node, wait_until
 from tests.reliability.test_streams import noise, url
-from tests.stores.s3 import BUCKET, KEYS, S3Server, s3_server
+from tests.stores.s3 import BUCKET, KEYS, S3Server, s3_server, write_keys
 
 STREAM = "history"
-ARGUMENTS = {
+ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "stream",
     "x-stream-remote": "archive",
     "x-stream-local-max-length-bytes": 200_000,
@@ -39,9 +39,7 @@ def s3() -> Iterator[S3Server]:
 
 
 def node_with(s3: S3Server, directory: Path) -> Node:
-    keys = directory / "keys.toml"
-    keys.touch(0o600)
-    keys.write_text("".join(f'{name} = "{value}"\n' for name, value in KEYS.items()))
+    keys = write_keys(directory)
     file = directory / "mqd.toml"
     file.write_text(f"""
 [stream_remotes.archive]
@@ -54,13 +52,13 @@ credentials_file = "{keys}"
     return Node(directory, "--config", str(file), *OPTIONS)
 
 
-def publish(port: int, low: int, stop: int) -> int:
+def publish(port: int, low: int, stop: int, arguments: dict[str, Any] = ARGUMENTS) -> int:
     """Publish with confirms; return the number that is not confirmed."""
     number = low
     with suppress(pika.exceptions.AMQPError, OSError):
         connection = open_connection(url(port))
         channel = connection.channel()
-        channel.queue_declare(STREAM, durable=True, arguments=ARGUMENTS)
+        channel.queue_declare(STREAM, durable=True, arguments=arguments)
         channel.confirm_delivery()
         while number < stop:
             channel.basic_publish("", STREAM, b"%d " % number + noise(), mandatory=True)

@@ -6,6 +6,7 @@ import logging
 import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 from moto.server import ThreadedMotoServer
 
@@ -14,6 +15,14 @@ from persistence.streams.remote.cloud_objects import CloudObjects
 BUCKET = "streams"
 #: Any will do.
 KEYS = {"access_key_id": "AKIATEST", "secret_access_key": "not-a-secret"}
+
+
+def write_keys(directory: Path) -> Path:
+    """Write the keys into a file that only its owner reads; return its path."""
+    keys = directory / "keys.toml"
+    keys.touch(0o600)
+    keys.write_text("".join(f'{name} = "{value}"\n' for name, value in KEYS.items()))
+    return keys
 
 
 class S3Server:
@@ -49,4 +58,4 @@ def s3_server() -> Iterator[S3Server]:
         server.stop()
 
 
-__all__ = ["BUCKET", "KEYS", "S3Server", "s3_server"]
+__all__ = ["BUCKET", "KEYS", "S3Server", "s3_server", "write_keys"]

@@ -4,10 +4,8 @@ runs find.
 
 from __future__ import annotations
 
-import gc
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -18,18 +16,14 @@ from persistence.streams.remote.reading import TieredReader
 from persistence.streams.segment import Read
 from tests import seeds
 from tests.amqp_server.cluster.simulation import streams
+from tests.amqp_server.cluster.test_simulation_streams import ABANDONED, Mutation, collected
 from tests.turns import Violation
+
+#: For each test here.
+__all__ = ["collected"]
 
 SEEDS = range(6)
 MUTATION_SEEDS = 12
-ABANDONED = pytest.mark.filterwarnings("ignore:coroutine .* was never awaited")
-
-
-@pytest.fixture(autouse=True)
-def collected(quiet: None) -> Iterator[None]:
-    yield
-    # Collect the coroutines of failed runs here, where nobody is warned of them.
-    gc.collect()
 
 
 def test_seeds_and_what_they_reach() -> None:
@@ -41,13 +35,6 @@ def test_seeds_and_what_they_reach() -> None:
         seen["retention"] += bool(run.stream.first)
     least = {"ranges in the store": 100, "away from the disk": 1000, "retention": 1, "delivered": 20_000}
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
-
-
-class Mutation(NamedTuple):
-    name: str
-    target: Any
-    attribute: str
-    mutant: Callable[..., Any]
 
 
 trimmed_before = manifest.trimmed_before
