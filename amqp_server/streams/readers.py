@@ -26,6 +26,8 @@ from amqp_server.streams.tiers.tier import Tier
 from persistence.streams.batch import Batch, StoredBatch, stored_of
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from persistence.streams.remote.objects import Unavailable
+from persistence.streams.remote.reading import TieredReader
+from persistence.streams.segment import SegmentPlace
 from quorum_queue.host import Key, QueueHost
 from quorum_queue.ports import ConsumerState, Hosted, Refused
 from quorum_queue.unsent_bytes import LARGE_BYTES
@@ -107,6 +109,28 @@ class StreamReaders(QueueHost):
         if self.tier is not None and self.tier.ranges:
             return min(self.tier.ranges[0].first, self.local_first_offset)
         return self.local_first_offset
+
+    @property
+    def segment_reader(self) -> StreamLog | TieredReader:
+        """What reads the segments on this disk, and those in the remote."""
+        return self._log if self.tier is None or self.tier.reader is None else self.tier.reader
+
+    def _read_segments(
+        self,
+        offset: int,
+        place: SegmentPlace | None,
+        wanted: Wanted | None,
+        done: Callable[[Outcome[Read]], None],
+        *,
+        undecoded: bool = False,
+    ) -> None:
+        """Let a thread read batches, on this disk or in the remote; see SegmentReader.read."""
+        if self.tier is not None and self.tier.reader is not None:
+            self.tier.read(offset, place, wanted, undecoded, done)
+        else:
+            self._services.store.read(
+                partial(self._log.read, offset, place, wanted, undecoded=undecoded), done
+            )
 
     def is_remote(self, offset: int) -> bool:
         """Return whether the remote has the message of this offset, and the disk has not."""
@@ -250,8 +274,7 @@ class StreamReaders(QueueHost):
             if synced:
                 found(synced[-1])
             else:
-                reader = None if self.tier is None else self.tier.reader
-                self._look_up(self._log.last if reader is None else reader.last, found)
+                self._look_up(self.segment_reader.last, found)
         elif start.name == "next":
             found(self._synced)
         else:
@@ -384,10 +407,7 @@ class StreamReaders(QueueHost):
                     following = self._tail[0].batch.base if self._tail else self._synced
                 self._fetch(max(following, low), stop, most, done, found)
 
-            if self.tier is not None:
-                self.tier.read(low, None, None, False, has_read)
-            else:
-                self._services.store.read(partial(self._log.read, low), has_read)
+            self._read_segments(low, None, None, has_read)
 
     def time_of(self, offset: int, done: Callable[[int | None], None]) -> None:
         """Call `done` with the time of the first message at or behind an offset, in ms of the queue time;
@@ -537,12 +557,7 @@ class StreamReaders(QueueHost):
             return
         consumer.reading = True
         done = partial(self._has_read, consumer, consumer.reads)
-        if self.tier is not None:
-            self.tier.read(offset, consumer.place, consumer.wanted, consumer.batches, done)
-            return
-        self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches), done
-        )
+        self._read_segments(offset, consumer.place, consumer.wanted, done, undecoded=consumer.batches)
 
     def _has_read(self, consumer: StreamConsumer, reads: int, outcome: Outcome[Read]) -> None:
         consumer.reading = False

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import random
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from outcome import Outcome, capture
@@ -82,7 +82,7 @@ class SimulatedObjects:
 class SimulatedStores:
     """See persistence.streams.remote.stores.RemoteStores."""
 
-    def __init__(self, stores: dict[str, Objects], name: str = "node", cache_bytes: int = 1 << 20) -> None:
+    def __init__(self, stores: Mapping[str, Objects], name: str = "node", cache_bytes: int = 1 << 20) -> None:
         self.stores = stores
         self.stopping = threading.Event()
         self.jobs: list[Callable[[], None]] = []

@@ -204,27 +204,21 @@ class MemberReaders(MemberSegments):
     def _read(self, consumer: StreamConsumer, offset: int) -> None:
         if consumer.reading:
             return
-        done = partial(self._has_read_at, consumer, consumer.reads, offset)
-        if self.tier is not None:
-            if self.tier.is_remote(offset):
-                consumer.reading = True
-                self.tier.read(offset, consumer.place, consumer.wanted, consumer.batches, done)
-                return
-            if self.replica.first_offset <= offset < self._log.first_kept:
-                # The consumer continues when this member knows again where they are.
-                self.replicas.touch(self.group)
-                return
-        if offset >= self._stored or any(low <= offset < stop for low, stop in self.filling.missing.items()):
+        away = self.is_remote(offset)
+        if self.tier is not None and not away and self.replica.first_offset <= offset < self._log.first_kept:
+            # The consumer continues when this member knows again where they are.
+            self.replicas.touch(self.group)
+            return
+        missing = offset >= self._stored or any(
+            low <= offset < stop for low, stop in self.filling.missing.items()
+        )
+        if missing and not away:
             # The consumer continues when other members have sent the messages.
             self.filling.go_on()
             return
         consumer.reading = True
-        if self.tier is not None:
-            self.tier.read(offset, consumer.place, consumer.wanted, consumer.batches, done)
-            return
-        self._services.store.read(
-            partial(self._log.read, offset, consumer.place, consumer.wanted, undecoded=consumer.batches), done
-        )
+        done = partial(self._has_read_at, consumer, consumer.reads, offset)
+        self._read_segments(offset, consumer.place, consumer.wanted, done, undecoded=consumer.batches)
 
     def _has_read_at(self, consumer: StreamConsumer, reads: int, offset: int, outcome: Outcome[Read]) -> None:
         if self.ended or consumer.detached:

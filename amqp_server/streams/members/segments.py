@@ -235,7 +235,9 @@ class MemberSegments(StreamHost):
                 wanted = manifests.deleted_before(tier.ranges, segments, self._limits, now_ms)
             else:
                 count = outdated(segments, self._limits, now_ms)
-                wanted = segments[count].base if 0 < count < len(segments) else self._stored * (count > 0)
+                wanted = self._stored if count else 0
+                if 0 < count < len(segments):
+                    wanted = segments[count].base
             if wanted > first:
                 self._trimming = wanted
                 self._submit([], wanted)

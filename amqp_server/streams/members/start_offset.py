@@ -36,8 +36,7 @@ class Finding:
             if tail:
                 done(tail[-1].batch.base)
             else:
-                reader = None if host.tier is None else host.tier.reader
-                self._look(host.log.last if reader is None else reader.last, done)
+                self._look(host.segment_reader.last, done)
             return
         time_ms = host.time_meant(start)
         tier = host.tier

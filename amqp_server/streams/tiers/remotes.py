@@ -34,7 +34,7 @@ class RemoteStorePort(Protocol):
 
 
 class NoStores:
-    """The stores of a node that has none configured."""
+    """The stores of a node that has none configured, without the threads of RemoteStores."""
 
     @property
     def stopping(self) -> Any:

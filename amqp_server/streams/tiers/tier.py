@@ -8,8 +8,10 @@ stores the manifest: in the journal of a single node, or in the log that all mem
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Final, Protocol
 
 from outcome import Error, Outcome
@@ -19,7 +21,7 @@ from amqp_server.streams.tiers.remotes import Remotes
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from persistence.streams.remote import manifest as manifests
 from persistence.streams.remote.manifest import Manifest, Range
-from persistence.streams.remote.objects import Unavailable, Unknown
+from persistence.streams.remote.objects import Unavailable, Unknown, no_remote
 from persistence.streams.remote.reading import Moved, TieredReader
 from persistence.streams.remote.upload import Upload, Uploaded
 from persistence.streams.retention import RetentionLimits
@@ -140,13 +142,11 @@ class Tier:
         return 0 if self.manifest is None else self.manifest.stop
 
     @property
-    def away(self) -> list[Range]:
+    def away(self) -> Sequence[Range]:
         """The ranges of which the disk lacks messages."""
-        reader = self.reader
-        if reader is None:
-            return []
-        local_first = reader.local_first
-        return [each for each in self.ranges if each.first < local_first]
+        if self.reader is None:
+            return ()
+        return self.ranges[: bisect_left(self.ranges, self.reader.local_first, key=attrgetter("first"))]
 
     def is_remote(self, offset: int) -> bool:
         return self.reader is not None and self.reader.is_remote(offset)
@@ -156,7 +156,7 @@ class Tier:
     def look(self) -> None:
         """Upload the next segment, if there is one and the store may work."""
         owner, services = self._owner, self._services
-        if self._busy or owner.ended or self.remote is None or not owner.may_upload:
+        if self._busy or owner.ended:
             return
         now = services.clock.monotonic_ms()
         if now < self._rests_until:
@@ -164,6 +164,8 @@ class Tier:
             return
         if self._doomed:
             self._delete()
+        if self.remote is None or not owner.may_upload:
+            return
         manifest = self.manifest
         if manifest is None:
             if self._log.sealed:
@@ -172,6 +174,11 @@ class Tier:
             return
         if manifest.remote != self.remote:
             # What one store has does not move to another one.
+            return
+        stores = self._remotes.stores
+        if self.remote not in stores.names:
+            # An upload would read the whole segment first.
+            self._upload_failed(self.remote, no_remote(self.remote))
             return
         first = self.first_offset or 0
         segment = manifests.next_upload(self._log.sealed, manifest.stop, first)
@@ -182,7 +189,6 @@ class Tier:
             self._rest(PAUSE_MIN_MS)
             return
         self._busy = True
-        stores = self._remotes.stores
         upload = Upload(
             self._log,
             stores.objects(manifest.remote),
@@ -278,13 +284,11 @@ class Tier:
         undecoded: bool,
         done: Callable[[Outcome[Read]], None],
     ) -> None:
-        """Read batches, on disk or in the store; see SegmentReader.read. The outcome may be Unavailable."""
+        """Read batches, on disk or in the store, of a stream that has a manifest; see SegmentReader.read. The
+        outcome may be Unavailable.
+        """
         reader = self.reader
-        if reader is None:
-            self._services.store.read(
-                partial(self._log.read, offset, place, wanted, undecoded=undecoded), done
-            )
-            return
+        assert reader is not None
         self.look_for(
             reader.is_remote(offset),
             partial(reader.read_local, offset, place, wanted, undecoded=undecoded),

@@ -44,13 +44,15 @@ class Range(NamedTuple):
 class Manifest:
     """Is not changed: a thread may read it while the stream has a later one."""
 
-    __slots__ = ("identity", "ranges", "remote")
+    __slots__ = ("identity", "ranges", "remote", "size")
 
     def __init__(self, identity: str, remote: str, ranges: tuple[Range, ...] = ()) -> None:
         """`identity` names the stream in the store, `remote` the store in the configuration."""
         self.identity = identity
         self.remote = remote
         self.ranges = ranges
+        #: Bytes of all objects.
+        self.size = sum([each.object_bytes for each in ranges])
 
     @property
     def first(self) -> int:
@@ -61,11 +63,6 @@ class Manifest:
     def stop(self) -> int:
         """The offset after the last message; 0 if there is no range."""
         return self.ranges[-1].stop if self.ranges else 0
-
-    @property
-    def size(self) -> int:
-        """Bytes of all objects."""
-        return sum([each.object_bytes for each in self.ranges])
 
     def key(self, range: Range) -> str:
         """Return the key of the object of a range."""

@@ -46,26 +46,31 @@ class Objects(Protocol):
         """Yield all objects whose keys begin with these whole parts of a key."""
 
 
+def no_remote(name: str) -> Unavailable:
+    """Return the error of a store that is not configured."""
+    return Unavailable(f"this node has no remote '{name}' (stream_remotes)")
+
+
 class NoObjects:
     """Stands for a store that is not configured."""
 
     def __init__(self, name: str) -> None:
-        self._why = f"this node has no remote '{name}' (stream_remotes)"
+        self._name = name
 
     def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
-        raise Unavailable(self._why)
+        raise no_remote(self._name)
 
     def read(self, key: str, position: int, size: int) -> bytes:
-        raise Unavailable(self._why)
+        raise no_remote(self._name)
 
     def size(self, key: str) -> int | None:
-        raise Unavailable(self._why)
+        raise no_remote(self._name)
 
     def delete(self, keys: Sequence[str]) -> None:
-        raise Unavailable(self._why)
+        raise no_remote(self._name)
 
     def found(self, prefix: str) -> Iterator[Found]:
-        raise Unavailable(self._why)
+        raise no_remote(self._name)
 
 
-__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown"]
+__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown", "no_remote"]

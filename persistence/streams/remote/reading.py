@@ -103,11 +103,7 @@ class RemoteSegments(SegmentReader):
     def show(self, manifest: Manifest) -> None:
         """Show the ranges of this manifest from now on."""
         known, ranges = self._shown, manifest.ranges
-        gone = (
-            next((at for at, each in enumerate(known) if each == ranges[0]), len(known))
-            if ranges
-            else len(known)
-        )
+        gone = known.index(ranges[0]) if ranges and ranges[0] in known else len(known)
         kept = len(known) - gone
         if ranges[:kept] != known[gone:]:
             gone, kept = len(known), 0

@@ -25,11 +25,13 @@ class TieredNode(StreamNode):
         self.store_objects = SimulatedObjects()
         self.alarm = ""
         self.starts = 0
+        self.configured = True
         super().__init__(options, stream_remotes=("archive=file:///nowhere",))
 
     def _stream_services(self, services: NodeServices) -> StreamServices:
         self.starts += 1
-        self.stores = SimulatedStores({"archive": self.store_objects}, f"start-{self.starts}")
+        stores = {"archive": self.store_objects} if self.configured else {}
+        self.stores = SimulatedStores(stores, f"start-{self.starts}")
         found = super()._stream_services(services)
         found.remotes = Remotes(self.stores, self._alarm)
         return found
@@ -380,3 +382,29 @@ def test_refused_declares(node: TieredNode, arguments: dict[str, Any], named: st
     answer = declare(peer, **arguments)[-1][1]
     assert isinstance(answer, commands.Channel.Close)
     assert answer.reply_code == 406 and named in answer.reply_text
+
+
+def test_a_store_that_is_not_configured_any_more_is_not_tried(node: TieredNode) -> None:
+    """An upload reads a whole segment before it meets the store; a node without stores has no threads for
+    that.
+    """
+    peer = tiered(node)
+    fill(node, peer, 0, 30)
+    before = node.host().tier_figures()[1]
+    node.configured = False
+    node.restart()
+    peer = opened(node)
+    asked: list[object] = []
+    node.stores.write = lambda call, done: asked.append(call)  # type: ignore[method-assign]
+    fill(node, peer, 30, 60)
+    node.pass_time(120_000)
+    node.work()
+    assert not asked
+    assert node.alarm == "remote 'archive': this node has no remote 'archive' (stream_remotes)"
+    assert node.host().tier_figures()[1] == before
+    assert read_all(node, peer, 59) == [59]
+    node.configured = True
+    node.restart()
+    node.work()
+    assert read_all(node, opened(node)) == list(range(60))
+    assert node.host().tier_figures()[1] > before
