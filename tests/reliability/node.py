@@ -9,8 +9,8 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -103,6 +103,17 @@ class Node:
         if self._process is not None:
             self._process.kill()
             self._reap(self._process)
+
+    @contextmanager
+    def killed_after(self, seconds: float) -> Iterator[None]:
+        """Kill the process while the body runs; afterwards it is dead, and another can start."""
+        timer = threading.Timer(seconds, self.kill)
+        timer.start()
+        try:
+            yield
+        finally:
+            # Until it has ended it may still close what belongs to the next process.
+            timer.join()
 
     def stop(self, how: signal.Signals = signal.SIGTERM) -> int:
         """Ask the process to stop; return the exit code."""

@@ -5,7 +5,6 @@ uploads, and a server that is away for a while.
 from __future__ import annotations
 
 import json
-import threading
 import time
 import urllib.request
 from collections.abc import Iterator
@@ -141,12 +140,8 @@ def test_kills_in_the_middle_of_uploads(s3: S3Server, tmp_path: Path) -> None:
 
 
 def publish_and_kill(node: Node, low: int, after_s: float) -> int:
-    timer = threading.Timer(after_s, node.kill)
-    timer.start()
-    try:
+    with node.killed_after(after_s):
         return publish(node.port, low, low + 10_000)
-    finally:
-        timer.join()
 
 
 def test_a_server_that_is_away(tmp_path: Path) -> None:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STRATEGY = "startingOffsetsByTimestampStrategy"
+#: How far the broker's clock may be from this one, s.
+NEAR_S = 0.1
 
 
 def now_ms() -> int:
@@ -192,11 +194,9 @@ def test_the_brokers_time_is_a_column_that_is_never_null(mqd_url: str, mqd_peer:
     rows = batch_rows(mqd_url, stream)
     taken = [row["broker_timestamp"] for row in rows]
     assert len(set(taken)) >= 4 and taken == sorted(taken)
-    assert (before.timestamp() - 0.001, after.timestamp() + 0.001) <= (
-        taken[0].timestamp(),
-        taken[-1].timestamp(),
-    )
-    assert all(before.timestamp() - 0.002 <= each.timestamp() <= after.timestamp() + 0.002 for each in taken)
+    # The broker's clock runs evenly from its start, and is told in milliseconds: it is near to this one.
+    assert before.timestamp() - NEAR_S <= taken[0].timestamp()
+    assert taken[-1].timestamp() <= after.timestamp() + NEAR_S
     # The message's own time, and its headers, are as they were published.
     for number, row in enumerate(rows):
         own_time = datetime.fromtimestamp(1_000_000_000, UTC) if number % 2 else None

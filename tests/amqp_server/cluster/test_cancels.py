@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from pika.exceptions import NackError
 
 from tests.amqp_server.cluster.ring import NAMES, Ring
 from tests.amqp_server.cluster.test_delays import wait
-from tests.reliability.node import Node, wait_until
+from tests.reliability.node import Node
 
 KINDS: dict[str, dict[str, Any]] = {
     "classic": {},
@@ -109,9 +108,8 @@ def test_a_node_dies_in_the_middle_of_a_move_of_waiting_messages(tmp_path: Path,
         with suppress(httpx.HTTPError), httpx.Client(auth=("guest", "guest")) as client:
             first = client.post(f"{api}/from/move", json=asked).json()
             # The next request is under way when the node dies.
-            threading.Timer(0.05, node.kill).start()
-            client.post(f"{api}/from/move", json=asked | {"after": first["next"]})
-        wait_until("it is dead", lambda: not node.running)
+            with node.killed_after(0.05):
+                client.post(f"{api}/from/move", json=asked | {"after": first["next"]})
         node.start()
         api = f"http://127.0.0.1:{node.http}/api/queues/%2F"
         with httpx.Client(auth=("guest", "guest"), base_url=api) as client:

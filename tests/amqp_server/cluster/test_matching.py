@@ -150,9 +150,8 @@ def test_a_single_node_dies_in_the_middle_of_a_move(tmp_path: Path, type_: str) 
             # The request is under way when the node dies.
             asked = {"destination": "dying-to", "header": "third=0"}
             first = client.post(f"{api}/move", json=asked).json()
-            threading.Timer(0.02, node.kill).start()
-            client.post(f"{api}/move", json=asked | {"after": first["next"]})
-        wait_until("it is dead", lambda: not node.running)
+            with node.killed_after(0.02):
+                client.post(f"{api}/move", json=asked | {"after": first["next"]})
         node.start()
         parameters = pika.ConnectionParameters("127.0.0.1", node.port)
         with closing(pika.BlockingConnection(parameters)) as connection:

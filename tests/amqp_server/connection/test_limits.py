@@ -129,7 +129,7 @@ async def test_a_heartbeat_follows_half_an_interval_of_silence(tmp_path: Path) -
         assert timers.next_ms is not None
         # The first check comes half an interval after the login, and finds newer bytes.
         await until(lambda: transport.last_sent > sent)
-        assert 2.0 - 0.002 <= transport.last_sent - sent < 2.5
+        assert 2.0 - 0.002 <= transport.last_sent - sent < 4.0
         assert idle.heartbeats == 0
         await idle.read()
         assert idle.heartbeats == 1
