@@ -279,6 +279,9 @@ class QueueHost:
 
         self.barrier(decide)
 
+    def when_over(self, then: Callable[[], None]) -> None:
+        then()
+
     def _seal_in_order(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         """Seal the queue after all pending commands and before all later ones."""
         if self.ended:

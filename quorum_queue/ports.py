@@ -534,6 +534,9 @@ class Host(Recipient, Protocol):
     def seal_here(self, condition: int, done: Callable[[Sealed | Refused], None]) -> None:
         """The same by what this node knows, for clusters with nodes that do not know seals."""
 
+    def when_over(self, then: Callable[[], None]) -> None:
+        """The queue was deleted: call `then` when clients of this node have all that they took before."""
+
 
 __all__ = [
     "EXCLUSIVE",

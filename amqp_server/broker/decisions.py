@@ -40,7 +40,8 @@ DECISIONS: Final = (
     Decision(
         "delete if-empty",
         LOG,
-        "the seal is a log entry; nothing can come between it and the deletion",
+        "the seal is a log entry; nothing can come between it and the deletion, which waits until clients of all "
+        "members in reach have what they took before",
         (_QUORUM, _STREAM),
     ),
     Decision("delete if-empty", HOME, "the home node seals the queue until the deletion", (_CLASSIC,)),
@@ -134,6 +135,58 @@ DECISIONS: Final = (
         LEADER,
         "a change of members is an entry of the log, one at a time",
         (_QUORUM, _STREAM, _GROUP),
+    ),
+    Decision(
+        "commit of a transaction over one queue",
+        LOG,
+        "its part takes effect with its last entry",
+        (_QUORUM, _STREAM, _GROUP),
+    ),
+    Decision(
+        "commit of a transaction over one queue",
+        HOME,
+        "its part takes effect when it is complete",
+        (_CLASSIC,),
+    ),
+    Decision(
+        "commit of a transaction over several queues",
+        TOPOLOGY,
+        "each queue has its part in its log, or on disk, before that; the first decision stands",
+    ),
+    Decision("which epoch of a producer may commit", TOPOLOGY, "it is compared where the commit is decided"),
+    Decision(
+        "which consumer has a message group",
+        LOG,
+        "it follows from what consumers hold, which is in the log's state",
+        (_QUORUM,),
+    ),
+    Decision(
+        "which consumer has a message group", HOME, "the home node knows what consumers hold", (_CLASSIC,)
+    ),
+    Decision("cancel of a waiting message", LOG, "the log's state contains the message or not", (_QUORUM,)),
+    Decision("cancel of a waiting message", HOME, "the home node has the message or not", (_CLASSIC,)),
+    Decision(
+        "consumer timeout",
+        COPY,
+        "the node of the client measures it, and gives back as the client would: earlier acks count",
+    ),
+    Decision(
+        "end of the consumers of an unreachable node",
+        LEADER,
+        "the entry names one start of that node, and comes behind all of its commands that the leader has",
+        (_QUORUM,),
+    ),
+    Decision(
+        "end of the consumers of an unreachable node",
+        HOME,
+        "its link to that node has ended; nothing of it comes later",
+        (_CLASSIC,),
+    ),
+    Decision(
+        "which old segments are in an object store",
+        LOG,
+        "the log's state contains the manifest; a member deletes no segment that is not in it",
+        (_STREAM,),
     ),
     Decision("settings by policies", TOPOLOGY, "all nodes match policies in the same way"),
     Decision("settings by policies take effect", LOG, "the change of settings is a log entry", (_QUORUM,)),

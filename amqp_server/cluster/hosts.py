@@ -132,7 +132,10 @@ class ClusterHosts:
         self._groups.replicas.unopened.expected.pop(queue_id, None)
         self.queues.pop(queue_id, None)
         self._placed.remove(queue_id)
-        self.remote.pop(queue_id, None)
+        remote = self.remote.get(queue_id)
+        if remote is not None:
+            # Messages may be on their way to clients of this node.
+            remote.when_over(partial(self._not_remote, queue_id))
         self.leaving.pop(queue_id, None)
         group_host = self.grouped.pop(queue_id, None)
         if group_host is not None and group_host is not queue.host:
@@ -141,6 +144,9 @@ class ClusterHosts:
         if self.stopped.pop(queue_id, None) is not None:
             self._groups.drop(queue_id)
         self._groups.replicas.gone(queue_id)
+
+    def _not_remote(self, queue_id: int) -> None:
+        self.remote.pop(queue_id, None)
 
     def more_marks(self, queue: Queue, count: int) -> list[int]:
         return self._local.more_marks(queue, count)

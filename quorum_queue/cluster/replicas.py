@@ -44,7 +44,7 @@ from quorum_queue.raft.messages import (
 from quorum_queue.raft.options import Options
 
 if TYPE_CHECKING:
-    from quorum_queue.cluster.queues.dead_letters_on_close import LastLetters
+    from quorum_queue.cluster.queues.last_messages import LastMessages
 
 logger = logging.getLogger("mqd.replication")
 
@@ -143,7 +143,7 @@ class Replicas:
         self._forgotten: dict[int, int] = {}
         self.bodies = BodyCache(options.bodies_bytes)
         #: Dead letters of closed groups that have not been sent yet.
-        self.last_letters: dict[int, LastLetters] = {}
+        self.last_messages: dict[int, LastMessages] = {}
         #: Tickets begin with the number of the start, a time in ms, so that no earlier start has used them.
         self._last_ticket = incarnation << 20
         #: Groups that were closed or stopped in this turn.
@@ -194,13 +194,13 @@ class Replicas:
             if not keep:
                 self.drop(group.id)
 
-    def finish_letters(self, group_id: int) -> None:
+    def finish_messages(self, group_id: int) -> None:
         """This node becomes a member of a group again: delete its stored data
         of the earlier membership now.
         """
-        letters = self.last_letters.get(group_id)
-        if letters is not None:
-            letters.finish()
+        last = self.last_messages.get(group_id)
+        if last is not None:
+            last.finish()
 
     def drop(self, group_id: int) -> None:
         """Delete the stored data of a group that is not open."""

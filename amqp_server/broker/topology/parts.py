@@ -101,7 +101,10 @@ class LossNotices(Protocol):
     """See in_parts.lost_consumers."""
 
     def tell(self, queue: Queue, subscriptions: list[Any]) -> None:
-        """Tell these subscriptions that the queue is deleted, now or soon."""
+        """Tell these subscriptions that the queue is gone, now or soon."""
+
+    def tell_last(self, queue: Queue, host: Host, subscriptions: list[Any]) -> None:
+        """Tell them when the host of the deleted queue has handed them all that is theirs."""
 
 
 class FailedQueues(Protocol):

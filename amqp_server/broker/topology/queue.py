@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from amqp_server.broker.declared.arguments import QueueArguments
@@ -314,13 +315,23 @@ class Queue:
 
     def seal(self, condition: int, done: Callable[[Sealed | Refused], None], *, again: bool = True) -> None:
         """Seal the queue if it meets the condition, also if it moves meanwhile; see
-        quorum_queue.machine.seal. A sealed queue is deleted by its home.
+        quorum_queue.machine.seal. A sealed queue is deleted by its home or leader; `done` is called then.
         """
         host = self.host
 
+        def gone(found: Sealed, *why: Refused) -> None:
+            if self.deleted or not why:
+                done(found)
+            else:
+                answered(why[0])
+
         def answered(found: Sealed | Refused) -> None:
             if isinstance(found, Sealed):
-                done(found)
+                if found.outcome == SEALED and not self.deleted:
+                    # Not before clients of other nodes have what they took: the leader waits for that.
+                    host.barrier(partial(gone, found))
+                else:
+                    done(found)
             elif self.deleted:
                 done(Sealed(SEALED, 0))
             elif self.host is not host:

@@ -563,7 +563,7 @@ class VHost:
         # Forget the timer: a lease may last for years.
         parts.timers.forget(queue)
         if queue.subscriptions:
-            parts.lost_consumers.tell(queue, list(queue.subscriptions.values()))
+            parts.lost_consumers.tell_last(queue, queue.host, list(queue.subscriptions.values()))
         if queue.exclusive:
             parts.exclusive_gone(queue)
         # Host and queue refer to each other: without this, only the garbage collector would free them, with

@@ -18,8 +18,8 @@ from typing import Any
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.queues import contents, dead_letters
 from quorum_queue.cluster.queues.body_prefetch import DeliveryWarming, LetterWarming, Peeking, spans
-from quorum_queue.cluster.queues.dead_letters_on_close import LastLetters
 from quorum_queue.cluster.queues.deferred_host import DeferredHost, cut, without_larger
+from quorum_queue.cluster.queues.last_messages import LastMessages
 from quorum_queue.cluster.queues.parts import UNKNOWN_PART, Prepared, applied_parts, when_all_have_it
 from quorum_queue.cluster.replica_group import Foresee, Group
 from quorum_queue.cluster.replicas import Replicas
@@ -27,7 +27,7 @@ from quorum_queue.cluster.snapshots import state_of
 from quorum_queue.cluster.snapshots.ranges import joined, parted
 from quorum_queue.empty import NO_DICT, NO_LIST
 from quorum_queue.errors import Unreadable
-from quorum_queue.host import Key, Peeked
+from quorum_queue.host import DELETED, Key, Peeked
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import replicated, versions
 from quorum_queue.machine.attributes import LEADER, PROMISED
@@ -50,6 +50,8 @@ logger = logging.getLogger("mqd.quorum_queue")
 
 #: Answer to a client whose seal may have been applied or not.
 UNKNOWN = Refused("it is not known whether the queue met the condition; try again")
+#: How long a sealed queue waits, ms, until all members have delivered what was taken before the seal.
+LAST_DELIVERIES_MS = 1_000
 #: Messages that one step of a search looks at: here each body is found in its entry.
 SEARCHED_MAX = 250
 
@@ -65,6 +67,7 @@ class GroupHost(DeferredHost):
         "_gone_at",
         "_own",
         "_released",
+        "_seal_known",
         "_wake_at",
         "_warming",
         "dead_letter_parts",
@@ -103,7 +106,7 @@ class GroupHost(DeferredHost):
         differ: a member that reads the log from its beginning must begin with them.
         """
         super().__init__(queue, services.turn)
-        replicas.finish_letters(queue_id)
+        replicas.finish_messages(queue_id)
         self.queue_id = queue_id
         self.services = services
         self.replicas = replicas
@@ -128,6 +131,9 @@ class GroupHost(DeferredHost):
         self._gone_after = 0
         #: It looks again then, by the monotonic clock; 0: consumers of no node that is down wait for that.
         self._gone_at = 0
+        #: As the leader of a sealed queue: members with a later entry of the log know that it is sealed; or
+        #: 0.
+        self._seal_known = 0
         #: Dead letters on their way to their targets, by position.
         self.dead_letters_sent: dict[int, None] = NO_DICT
         #: The remaining steps of a letter with many targets, to be taken before the next letter.
@@ -326,10 +332,12 @@ class GroupHost(DeferredHost):
         super().hand_over(to, failed=failed)
 
     def _release(self) -> None:
-        self.deliveries_waiting.clear()
-        if self.ended != "failed" and (self.dead_letters_waiting or self.dead_letter_parts is not None):
+        if self.ended != "deleted" or not self.replica.machine.sealed:
+            self.deliveries_waiting.clear()
+        letters = self.dead_letters_waiting or self.dead_letter_parts is not None
+        if self.ended != "failed" and (letters or self.deliveries_waiting):
             self.replicas.close(self.group, keep=True)
-            LastLetters(self, dead_letters.hand_over).begin()
+            LastMessages(self, dead_letters.hand_over).begin()
             return
         self.dead_letters_waiting.clear()
         self.dead_letter_parts = None
@@ -338,6 +346,38 @@ class GroupHost(DeferredHost):
             self.replicas.stop(self.group)
         else:
             self.replicas.close(self.group)
+
+    def _refuse_askers(self, why: Refused) -> None:
+        getting = self.asking.getting
+        owed = {each[0].key[2:] for each in self.deliveries_waiting if self.ended == "deleted"}
+        kept = {key: getting.pop(key) for key in owed if key in getting}
+        super()._refuse_askers(why)
+        if kept:
+            self.begin_asking().getting.update(kept)
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        if self.ended == "deleted" and self.deliveries_waiting:
+            self.replicas.last_messages[self.queue_id].when_over(then)
+        else:
+            then()
+
+    def by_place(self) -> Iterator[tuple[Consumer, Run, int, contents.Places]]:
+        """Yield the deliveries that wait, cut into parts that each lie in one entry."""
+        for each in self.deliveries_waiting:
+            yield from _by_place(*each)
+
+    def deliver_last(self, consumer: Consumer, first_id: int, run: Run) -> None:
+        """Deliver a message of a queue that is deleted; without its body it is lost."""
+        if run.contents is None:
+            self._got(consumer.key[2:], None)
+        else:
+            self._deliver(consumer.key[2:], consumer, run, first_id)
+
+    def all_delivered(self) -> None:
+        """The last message of a deleted queue has left."""
+        if self.deliveries_waiting:
+            self.deliveries_waiting.clear()
+            self._refuse_askers(DELETED)
 
     def closed(self) -> None:
         self.services.memory.unsent.forget(self)
@@ -609,6 +649,7 @@ class GroupHost(DeferredHost):
         return self.settings.may_refuse or self._configured.publishes_paused
 
     def leader_changed(self) -> None:
+        self._seal_known = 0
         if not self.group.is_leader:
             return
         machine = self.replica.machine
@@ -627,9 +668,21 @@ class GroupHost(DeferredHost):
             self.submit(("tick",))
 
     def _delete_sealed(self) -> None:
-        """As the leader, delete the queue if it is sealed. The last leader may have failed before that."""
-        if self.replica.machine.sealed:
-            self.queue.sealed()
+        """As the leader, delete the queue if it is sealed. The last leader may have failed before that.
+
+        The topology's log may reach a member before the end of the queue's log does, and clients of that
+        member may still have to get messages that they took before the seal. So the deletion begins when all
+        members in reach have an entry that tells them how far the log is committed.
+        """
+        if self.replica.machine.sealed and not self._seal_known:
+            self._seal_known = self.group.core.last_index
+            self.submit(("tick",))
+            self.wake_at(self.services.clock.monotonic_ms() + LAST_DELIVERIES_MS)
+
+    def _tell_all_of_seal(self, applied: int) -> None:
+        if applied > self._seal_known:
+            self._seal_known = 0
+            self.group.when_all(applied, _Deletion(self.queue), 1, 1)
 
     def members_changed(self, members: Members) -> None:
         if self.group.is_leader:
@@ -733,6 +786,8 @@ class GroupHost(DeferredHost):
             self.wake_at(self._due_ms(applied.wake_at))
         if applied.used:
             self.queue.renew()
+        if self._seal_known:
+            self._tell_all_of_seal(applied.index)
         if applied.sealed:
             self._delete_sealed()
         if self._gone_after:
@@ -767,6 +822,9 @@ class GroupHost(DeferredHost):
         dead_letters.send_held(self)
         if self._gone_at and self.services.clock.monotonic_ms() >= self._gone_at:
             self.gone_members()
+        if self.replica.machine.sealed:
+            # A member is slow.
+            self.queue.sealed()
         self.submit(("tick",))
 
     # -- bodies ----------------------------------------------------------------------------------------------
@@ -865,6 +923,18 @@ class GroupHost(DeferredHost):
         self._gone_at = until_ms if not self._gone_at else min(self._gone_at, until_ms)
         self.wake_at(until_ms)
         return True
+
+
+class _Deletion:
+    """Deletes a sealed queue; waits like a publisher."""
+
+    def __init__(self, queue: Hosted) -> None:
+        self._queue = queue
+
+    def confirmed(self, first: int, last: int) -> None:
+        self._queue.sealed()
+
+    refused = gone = confirmed
 
 
 def _nothing() -> None: ...

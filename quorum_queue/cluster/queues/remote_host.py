@@ -34,6 +34,7 @@ class RemoteHost(DeferredHost):
     __slots__ = (
         "_avoid",
         "_drained",
+        "_farewell",
         "_home",
         "_incarnation",
         "_last_sent",
@@ -85,6 +86,9 @@ class RemoteHost(DeferredHost):
         self._unanswered: dict[int, None] = {}
         #: Called once all sent batches are answered; nothing more is sent meanwhile.
         self._drained: Callable[[], None] | None = None
+        #: Called when the home has answered the last batch, which went to it after the queue's deletion: what
+        #: it sent to clients of this node arrives before that.
+        self._farewell: list[Callable[[], None]] | None = None
         self._stats = events.Stats(0, 0, 0, 0)
         #: Barriers that the home has passed, whose publishes it has not on its disk yet: the last publish
         #: before each.
@@ -275,15 +279,40 @@ class RemoteHost(DeferredHost):
         """Release nothing: all data is on another node."""
 
     def close(self) -> None:
-        if not self.ended:
-            self.ended = "deleted"
-            self._end(DELETED)
+        if self.ended:
+            return
+        self.ended = "deleted"
+        self._refuse_publishes()
+        if self._session and self._sinks:
+            # Deletions come another way, and may be faster than deliveries.
+            self._last_sent = self._token()
+            batch = encode_batch(self._node, self._incarnation, self._last_sent, [])
+            if self._links.send(self._session, frames.queue(self.queue_id, batch)):
+                self._farewell = []
+                return
+        self._end(DELETED)
+
+    def when_over(self, then: Callable[[], None]) -> None:
+        if self._farewell is None:
+            then()
+        else:
+            self._farewell.append(then)
+
+    def _is_over(self) -> None:
+        """Nothing more comes for clients of this node."""
+        over, self._farewell = self._farewell, None
+        self._end(DELETED)
+        for then in over or ():
+            then()
 
     def link_down(self, node: str) -> None:
         """The link to the queue's home has broken."""
         if self._session != node:
             return
         self._session = ""
+        if self._farewell is not None:
+            self._is_over()
+            return
         self._unanswered.clear()
         # Unsent commands go to another home, if there is one.
         unsent = self._take_unsent()
@@ -335,6 +364,9 @@ class RemoteHost(DeferredHost):
                     self._answer_seal(event[1], MOVED)
                 else:
                     self._heard_of_seal(event[1], Sealed(event[2], event[3]))
+            elif self._farewell is not None and kind in (events.MOVED, events.DONE):
+                if event[1] == self._last_sent:
+                    self._is_over()
             elif kind == events.MOVED:
                 if self._is_of_session(event[1]):
                     self._avoid = self._session

@@ -22,6 +22,7 @@ from amqp_server.cluster.replication import ClusterReplication
 from amqp_server.cluster.topology_group import PutNode, RemoveNode
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire import frames
+from quorum_queue.cluster.queues.remote_host import RemoteHost
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
@@ -916,3 +917,75 @@ def test_of_two_administrators_deleted_at_once_one_stays() -> None:
     first.end_turn()
     scene.wait(lambda: len(answers) == 3)
     assert not [user for user in first.broker.access.users if user.administers]
+
+
+@pytest.mark.parametrize("ask", ["get", "consume"])
+@pytest.mark.parametrize(("name", "members"), [("quorum/q", "acb"), ("quorum/q", "acd"), ("classic", "")])
+def test_a_client_gets_what_it_took_before_its_queue_was_deleted_as_empty(
+    name: str, members: str, ask: str
+) -> None:
+    """Though the topology's log is faster than what comes from the queue's leader or home."""
+    scene = Scene("abcd")
+    at_a, at_b, at_c = (scene.client(node) for node in "abc")
+    queue_id = scene.place(at_a, name, members) if members else scene.declare(at_a, name)
+    remote = scene.nodes["b"].cluster.hosts.remote.get(queue_id)
+    home = remote._home("") if isinstance(remote, RemoteHost) else "a"
+    scene.lead(next(node for node in "cd" if node != home))
+    scene.settle()
+    if ask == "consume":
+        at_b.consume(name)
+        scene.wait_for(at_b)
+        scene.network.blocked[home, "b"] = None
+        scene.publish(at_a, name)
+    else:
+        scene.publish(at_a, name)
+        scene.network.blocked[home, "b"] = None
+        at_b.get(name)
+        scene.work_off()
+    at_c.ask("delete", (name, queue_id), commands.Queue.Delete(queue=name, if_empty=True))
+    for _ in range(20):
+        for node in scene.running:
+            node.end_turn()
+        scene.work_off()
+    assert not at_b.received
+    assert not at_b.refusals
+    scene.unblock()
+    scene.wait_for(at_c)
+    scene.wait(lambda: bool(at_b.received))
+    assert at_b.asked is None
+    assert not (at_b.refusals or at_c.refusals or at_b.queue_id(name))
+    if ask == "consume":
+        scene.wait(lambda: bool(at_b.cancelled))
+    scene.settle()
+    check_at_rest(scene)
+
+
+@pytest.mark.parametrize("ask", ["get", "consume"])
+def test_a_client_gets_what_is_read_from_disk_when_its_queue_is_deleted_as_empty(
+    ask: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scene = Scene()
+    at_a, at_b = scene.client("a"), scene.client("b")
+    queue_id = scene.place(at_a, "quorum/q", "abc")
+    scene.publish(at_a, "quorum/q")
+    scene.settle()
+    node = scene.nodes["b"]
+    node.cluster.replicas.bodies.drop_group(queue_id)
+    with monkeypatch.context() as slow:
+        slow.setattr(node.disk.reader, "waits", lambda: True)
+        slow.setattr(node, "step_read", lambda: False)
+        getattr(at_b, ask)("quorum/q")
+        scene.work_off()
+        scene.ticks(3)
+        assert len(node.cluster.hosts.grouped[queue_id].deliveries_waiting) == 1
+        at_a.ask("delete", ("quorum/q", queue_id), commands.Queue.Delete(queue="quorum/q", if_empty=True))
+        scene.wait_for(at_a)
+        scene.wait(lambda: not at_b.queue_id("quorum/q"))
+        assert not (at_b.received or at_b.refusals or at_b.cancelled)
+    scene.wait(lambda: len(at_b.received) == 1)
+    assert at_b.asked is None
+    scene.settle()
+    assert not at_b.refusals
+    assert len(at_b.cancelled) == (ask == "consume")
+    assert not any(each.cluster.replicas.last_messages for each in scene.nodes.values())
+    check_at_rest(scene)
