@@ -8,7 +8,7 @@ from pika.adapters.blocking_connection import BlockingChannel
 
 from conformance_tests.conftest import Connect, Name, Raw
 from conformance_tests.inbox import Inbox, drain, numbered, publish, sync, wait_depth, wait_get
-from conformance_tests.wire import method_bytes
+from conformance_tests.wire import METHOD, method_bytes
 
 Basic = commands.Basic
 
@@ -154,3 +154,79 @@ def test_methods_sent_in_one_go_are_answered_in_order(raw: Raw, name: Name) -> N
     assert client.read(commands.Queue.PurgeOk).message_count == 1
     assert client.read_content(Basic.GetOk).body == b"3"
     assert client.read(commands.Queue.DeleteOk).message_count == 0
+
+
+# --- orders on the wire that clients rely on ---
+
+
+@pytest.mark.parametrize("published", ["u", "ru", "rurur", "uurru"])
+def test_a_return_comes_before_its_ack(raw: Raw, name: Name, published: str) -> None:
+    """An ack of a returned message is its own: a client takes the ack after a return for that message's."""
+    client = raw()
+    queue, nowhere = client.declare(), name("nowhere")
+    client.call(commands.Confirm.Select(), commands.Confirm.SelectOk)
+    client.send(
+        b"".join(
+            client.publish_bytes(b"m", routing_key=queue if kind == "r" else nowhere, mandatory=True)
+            for kind in published
+        )
+    )
+    answered, returns = dict.fromkeys(range(1, len(published) + 1), False), 0
+    unroutable = [tag for tag, kind in enumerate(published, 1) if kind == "u"]
+    while not all(answered.values()):
+        method = client.read_frame().method
+        if isinstance(method, Basic.Return):
+            returns += 1
+            client.read_frame(), client.read_frame()
+            continue
+        assert isinstance(method, Basic.Ack)
+        tag = method.delivery_tag
+        acked = [each for each in answered if each <= tag] if method.multiple else [tag]
+        answered.update(dict.fromkeys(acked, True))
+        assert sum(answered[each] for each in unroutable) <= returns
+        assert tag not in unroutable or not method.multiple or len(unroutable) > 1
+    assert returns == len(unroutable)
+
+
+def test_a_commit_returns_before_it_is_answered(raw: Raw, name: Name) -> None:
+    client = raw()
+    client.call(commands.Tx.Select(), commands.Tx.SelectOk)
+    for body in numbered(3):
+        client.publish(body, routing_key=name("nowhere"), mandatory=True)
+    client.send_method(commands.Tx.Commit())
+    assert [client.read_content(Basic.Return).body for _ in range(3)] == numbered(3)
+    client.read(commands.Tx.CommitOk)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_nothing_is_delivered_behind_cancel_ok(ch: BlockingChannel, raw: Raw, name: Name, kind: str) -> None:
+    queue = name("q")
+    ch.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+    publish(ch, queue, *numbered(500))
+    client = raw()
+    client.call(Basic.Consume(queue=queue, consumer_tag="t"), Basic.ConsumeOk)
+    client.send_method(Basic.Cancel(consumer_tag="t"))
+    while True:
+        frame = client.read_frame()
+        if frame.type == METHOD and isinstance(frame.method, Basic.CancelOk):
+            break
+    publish(ch, queue, b"later")
+    client.expect_answer_first()
+
+
+@pytest.mark.parametrize(
+    ("kind", "condition"), [("classic", {}), ("classic", {"if_empty": True}), ("quorum", {"if_empty": True})]
+)
+def test_deliveries_come_before_the_brokers_cancel(
+    ch: BlockingChannel, raw: Raw, name: Name, kind: str, condition: dict[str, bool]
+) -> None:
+    """What a consumer took before its queue was deleted still comes, and then it learns of the deletion."""
+    queue = name("q")
+    ch.queue_declare(queue, durable=True, arguments={"x-queue-type": kind})
+    client = raw()
+    client.call(Basic.Consume(queue=queue, consumer_tag="t", no_ack=True), Basic.ConsumeOk)
+    publish(ch, queue, *numbered(100))
+    wait_depth(ch, queue, 0)
+    ch.queue_delete(queue, **condition)
+    assert [client.read_content().body for _ in range(100)] == numbered(100)
+    assert client.read(Basic.Cancel).consumer_tag == "t"
