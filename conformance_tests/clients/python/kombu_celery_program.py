@@ -31,10 +31,11 @@ import amqp.exceptions
 from celery.exceptions import TimeoutError as NoResult
 from kombu import Connection, Consumer, Exchange, Producer, Queue
 
-from conformance_tests.clients.python import celery_tasks
+from conformance_tests.clients.python import celery_quorum_tasks, celery_tasks
 
 ROOT = Path(__file__).resolve().parents[3]
 TASKS = "conformance_tests.clients.python.celery_tasks"
+QUORUM_TASKS = "conformance_tests.clients.python.celery_quorum_tasks"
 WORKER_SECONDS = 15
 
 
@@ -326,12 +327,12 @@ def ensure_publishes_over_a_restart() -> None:
 class Worker:
     """`celery worker` as users start it: prefork, with mingle, gossip, events and remote control."""
 
-    def __init__(self, log: Path) -> None:
+    def __init__(self, log: Path, tasks: str = TASKS) -> None:
         self.log = log.open("ab")
         self.node = f"{name.prefix}.{time.monotonic_ns()}@127.0.0.1"
         self.process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "celery", "-A", TASKS, "worker"),
+                *(sys.executable, "-m", "celery", "-A", tasks, "worker"),
                 *("--concurrency", "1", "--task-events", "--loglevel", "INFO", "--hostname", self.node),
             ],
             cwd=ROOT,
@@ -356,8 +357,8 @@ class Workplace:
     log: Path
     worker: Worker | None = None
 
-    def start(self) -> Worker:
-        self.worker = Worker(self.log)
+    def start(self, tasks: str = TASKS) -> Worker:
+        self.worker = Worker(self.log, tasks)
         return self.worker
 
     def present(self) -> Worker:
@@ -455,10 +456,24 @@ def celery_worker_stops_warmly() -> None:
     equal(workplace.present().stop(), 0, "exit code of the worker")
 
 
+def celery_retries_with_quorum_queues() -> None:
+    """RabbitMQ before 4.0.1 loses such tasks: it takes the x-death that Celery sends back for its own."""
+    workplace.start(QUORUM_TASKS)
+    equal([result_of(celery_quorum_tasks.succeed_at_third.delay()) for _ in range(2)], [2, 2], "retries")
+    with connect() as connection:
+        tasks = f"{celery_quorum_tasks.PREFIX}.tasks"
+        # Another type would be refused.
+        Queue(tasks, queue_arguments={"x-queue-type": "quorum"}).bind(connection).queue_declare()
+
+
 def delete_what_is_left() -> None:
     with connect() as connection:
         channel = connection.default_channel
-        for queue in (f"{name.prefix}.tasks", celery_tasks.LATER_QUEUE):
+        for queue in (
+            f"{name.prefix}.tasks",
+            celery_tasks.LATER_QUEUE,
+            f"{celery_quorum_tasks.PREFIX}.tasks",
+        ):
             Queue(queue).bind(channel).delete()
             # For a queue given by name, Celery declares an exchange with the same name.
             Exchange(queue).bind(channel).delete()
@@ -498,6 +513,8 @@ def check_all(results: Checks) -> int:
         ):
             results.run(check)
         results.run(celery_worker_comes_back_after_a_restart, needs_restart=True)
+        results.run(celery_worker_stops_warmly)
+        results.run(celery_retries_with_quorum_queues)
         results.run(celery_worker_stops_warmly)
     finally:
         if workplace.worker is not None:
