@@ -152,6 +152,25 @@ def test_a_failed_batch_is_read_again_with_the_same_messages(
     assert peer.take(queue) == []
 
 
+def test_a_first_batch_without_rows_may_fail(
+    spark: SparkSession, mqd_url: str, mqd_peer: Peer, name: Name, tmp_path: Path
+) -> None:
+    """A query that begins on an empty queue, and fails before its first batch is committed, goes on."""
+    queue = mqd_peer.queue(name())
+    reading = Reading(spark, tmp_path, mqd_url, queue)
+    reading.fail_in = 0
+    query = reading.start(available_now=False)
+    with pytest.raises(StreamingQueryException, match="this batch was to fail"):
+        query.awaitTermination(QUERY_S)
+    assert not (reading.checkpoint / "commits" / "0").exists()
+    sent = numbered(20)
+    mqd_peer.publish(queue, sent, delivery_mode=2)
+    wait_until("all are queued", lambda: mqd_peer.count(queue) == len(sent))
+    reading.run()
+    assert reading.batches[0] == [] and reading.rows == sent
+    assert mqd_peer.take(queue) == []
+
+
 def test_messages_that_were_committed_and_not_acked_are_recognised_by_their_ids(
     spark: SparkSession, mqd_url: str, mqd_peer: Peer, name: Name, tmp_path: Path
 ) -> None:
