@@ -934,7 +934,12 @@ class _Deletion:
     def confirmed(self, first: int, last: int) -> None:
         self._queue.sealed()
 
-    refused = gone = confirmed
+    def refused(self, first: int, last: int) -> None:
+        """This node does not lead any more: another leader may have it deleted already."""
+        self._queue.sealed()
+
+    def gone(self, first: int, last: int) -> None:
+        self._queue.sealed()
 
 
 def _nothing() -> None: ...
