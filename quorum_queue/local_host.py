@@ -163,6 +163,8 @@ class LocalHost(DeadLettering):
         self._letters_waiting = NO_DEQUE
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False
+        #: Tokens of purges that wait for the end of a transaction.
+        self._purges_waiting: list[int] = NO_LIST
         #: Number of pending seals.
         self._seals = 0
         #: Settings to take before the next batch.
@@ -233,7 +235,10 @@ class LocalHost(DeadLettering):
 
     @property
     def ready_count(self) -> int:
-        return self.machine.ready.count
+        """Ready messages, without those of a transaction that is not complete: nobody sees a part of it."""
+        machine = self.machine
+        ready = machine.ready
+        return ready.count - ready.count_from(machine.held_from) if machine.holds else ready.count
 
     @property
     def ready_bytes(self) -> int:
@@ -245,7 +250,7 @@ class LocalHost(DeadLettering):
 
     def counts(self) -> tuple[int, int, int, int]:
         machine = self.machine
-        return machine.consumers.count, machine.ready.count, machine.unacked_count, machine.delayed.count
+        return machine.consumers.count, self.ready_count, machine.unacked_count, machine.delayed.count
 
     def order(self) -> Order:
         return Order.of(self.machine, self.services.queue_time.now_ms())
@@ -327,6 +332,7 @@ class LocalHost(DeadLettering):
             self._perform(effects, now_ms)
             if held and not self.machine.holds:
                 self._send_waiting_letters()
+                self._purge_now()
             count = self.machine.consumers.count
             if count != self._consumer_count:
                 gone = count < self._consumer_count
@@ -409,6 +415,23 @@ class LocalHost(DeadLettering):
     def unhold(self) -> None:
         if not self.ended and self.machine.holds:
             self.submit(("unhold",))
+
+    def purge(self, done: Callable[[int | Refused], None]) -> None:
+        if self.ended or not self.machine.holds:
+            QueueHost.purge(self, done)
+            return
+        # It takes all of a transaction that is being committed: a part of it would stay otherwise.
+        token = self._token()
+        self.begin_asking().purging[token] = done
+        if self._purges_waiting is NO_LIST:
+            self._purges_waiting = []
+        self._purges_waiting.append(token)
+
+    def _purge_now(self) -> None:
+        """Purge what waited for the end of a transaction."""
+        waiting, self._purges_waiting = self._purges_waiting, NO_LIST
+        if waiting:
+            self.submit(*[("purge", token) for token in waiting])
 
     def touch(self) -> None:
         self.queue.renew()
