@@ -22,6 +22,7 @@ from tests.cluster.decisions import decisions
 from tests.cluster.faults import FAULTS, OF_ONE
 from tests.cluster.group_storm.storm import storms
 from tests.reliability.flow import Row, limited, through
+from tests.reliability.large_transactions import large_transactions
 from tests.reliability.node import Node
 from tests.reliability.test_kill import BUDGET, rounds
 from tests.spark_sink.kills import spark_kills
@@ -58,9 +59,11 @@ def kills(directory: Path, seeds: int, how_many: int) -> None:
         began = time.monotonic()
         with Node(place, *BUDGET) as node:
             world = rounds(node, seed, how_many)
+            large = large_transactions(node, seed, how_many)
         messages = next(world.numbers) - 1
         print(
-            f"seed {seed}: {how_many} kills, {messages:,} messages, {time.monotonic() - began:.1f} s",
+            f"seed {seed}: {how_many} kills, {messages:,} messages; {how_many} kills, "
+            f"{large.committed} large transactions; {time.monotonic() - began:.1f} s",
             flush=True,
         )
 
