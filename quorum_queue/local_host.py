@@ -163,8 +163,6 @@ class LocalHost(DeadLettering):
         self._letters_waiting = NO_DEQUE
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False
-        #: Tokens of purges that wait for the end of a transaction.
-        self._purges_waiting: list[int] = NO_LIST
         #: Number of pending seals.
         self._seals = 0
         #: Settings to take before the next batch.
@@ -422,15 +420,14 @@ class LocalHost(DeadLettering):
             return
         # It takes all of a transaction that is being committed: a part of it would stay otherwise.
         token = self._token()
-        self.begin_asking().purging[token] = done
-        if self._purges_waiting is NO_LIST:
-            self._purges_waiting = []
-        self._purges_waiting.append(token)
+        asking = self.begin_asking()
+        asking.purging[token] = done
+        asking.held_purges = [*asking.held_purges, token]
 
     def _purge_now(self) -> None:
         """Purge what waited for the end of a transaction."""
-        waiting, self._purges_waiting = self._purges_waiting, NO_LIST
-        if waiting:
+        if self.asking.held_purges:
+            waiting, self.asking.held_purges = self.asking.held_purges, NO_LIST
             self.submit(*[("purge", token) for token in waiting])
 
     def touch(self) -> None:
