@@ -248,7 +248,8 @@ class LocalHost(DeadLettering):
 
     def counts(self) -> tuple[int, int, int, int]:
         machine = self.machine
-        return machine.consumers.count, self.ready_count, machine.unacked_count, machine.delayed.count
+        ready = self.ready_count if machine.holds else machine.ready.count
+        return machine.consumers.count, ready, machine.unacked_count, machine.delayed.count
 
     def order(self) -> Order:
         return Order.of(self.machine, self.services.queue_time.now_ms())
