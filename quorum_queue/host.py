@@ -37,7 +37,16 @@ _ENDED_TEXTS = {
 class Asking:
     """Clients that wait for answers of one queue."""
 
-    __slots__ = ("attaching", "barriers", "getting", "looking", "preparing", "purging", "sealing")
+    __slots__ = (
+        "attaching",
+        "barriers",
+        "getting",
+        "held_purges",
+        "looking",
+        "preparing",
+        "purging",
+        "sealing",
+    )
 
     def __init__(self) -> None:
         #: By consumer key or by token.
@@ -50,6 +59,8 @@ class Asking:
         self.looking: dict[int, Callable[[Found | Refused], None]] = {}
         #: (number of a batch, the function to call when it was applied)
         self.barriers: list[tuple[int, Callable[..., None]]] = []
+        #: Tokens of purges that wait for the end of a transaction.
+        self.held_purges: list[int] = NO_LIST
 
 
 class _Nobody(Asking):
@@ -60,7 +71,7 @@ class _Nobody(Asking):
     def __init__(self) -> None:
         self.attaching = self.getting = self.purging = self.sealing = NO_DICT
         self.looking = self.preparing = NO_DICT
-        self.barriers = NO_LIST
+        self.barriers = self.held_purges = NO_LIST
 
 
 NOBODY: Final[Asking] = _Nobody()

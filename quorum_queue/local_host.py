@@ -233,7 +233,10 @@ class LocalHost(DeadLettering):
 
     @property
     def ready_count(self) -> int:
-        return self.machine.ready.count
+        """Ready messages, without those of a transaction that is not complete: nobody sees a part of it."""
+        machine = self.machine
+        ready = machine.ready
+        return ready.count - ready.count_from(machine.held_from) if machine.holds else ready.count
 
     @property
     def ready_bytes(self) -> int:
@@ -245,7 +248,8 @@ class LocalHost(DeadLettering):
 
     def counts(self) -> tuple[int, int, int, int]:
         machine = self.machine
-        return machine.consumers.count, machine.ready.count, machine.unacked_count, machine.delayed.count
+        ready = self.ready_count if machine.holds else machine.ready.count
+        return machine.consumers.count, ready, machine.unacked_count, machine.delayed.count
 
     def order(self) -> Order:
         return Order.of(self.machine, self.services.queue_time.now_ms())
@@ -327,6 +331,7 @@ class LocalHost(DeadLettering):
             self._perform(effects, now_ms)
             if held and not self.machine.holds:
                 self._send_waiting_letters()
+                self._purge_now()
             count = self.machine.consumers.count
             if count != self._consumer_count:
                 gone = count < self._consumer_count
@@ -409,6 +414,22 @@ class LocalHost(DeadLettering):
     def unhold(self) -> None:
         if not self.ended and self.machine.holds:
             self.submit(("unhold",))
+
+    def purge(self, done: Callable[[int | Refused], None]) -> None:
+        if self.ended or not self.machine.holds:
+            QueueHost.purge(self, done)
+            return
+        # It takes all of a transaction that is being committed: a part of it would stay otherwise.
+        token = self._token()
+        asking = self.begin_asking()
+        asking.purging[token] = done
+        asking.held_purges = [*asking.held_purges, token]
+
+    def _purge_now(self) -> None:
+        """Purge what waited for the end of a transaction."""
+        if self.asking.held_purges:
+            waiting, self.asking.held_purges = self.asking.held_purges, NO_LIST
+            self.submit(*[("purge", token) for token in waiting])
 
     def touch(self) -> None:
         self.queue.renew()

@@ -26,6 +26,7 @@ class Client:
         "identity",
         "mechanism",
         "name",
+        "operates",
         "peer",
         "properties",
         "tls",
@@ -46,6 +47,8 @@ class Client:
         self.username = ""
         #: For a client within this process: the user on whose behalf it acts, if that is another one.
         self.acting = ""
+        #: True for requests of the management API: their channels take no place of clients.
+        self.operates = False
         #: The key of its permissions: the user's name, or the key of a token's grant.
         self.access = ""
         #: Who it is: another one than the user of the same name from elsewhere; see Permissions.identity.

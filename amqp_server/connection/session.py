@@ -361,24 +361,30 @@ class Session:
                 f"number of channels opened ({count}) has reached the negotiated channel_max ({most})",
                 (0, 0),
             )
+        assert self.vhost is not None
+        if not self.client.operates:
+            self._take_place_of_channel()
+        self.channels[number] = channel = Channel(self, self.vhost, number)
+        self.broker.counts.ended.channels_created += 1
+        events.channel_opened(self, channel)
+        channel.send(methods.make(commands.Channel.OpenOk))
+
+    def _take_place_of_channel(self) -> None:
+        """Raises NotAllowed if the node, or the user, has no more."""
         if self.broker.counts.channels >= self.config.channels_max:
             raise NotAllowed(
                 f"number of channels opened on node '{self.config.node}' has reached the maximum allowed limit of "
                 f"({self.config.channels_max})"
             )
-        assert self.vhost is not None
         self.broker.runtime.limits.check_channel(self.client.username, self.client.identity)
-        self.channels[number] = channel = Channel(self, self.vhost, number)
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.identity)
-        self.broker.counts.ended.channels_created += 1
-        events.channel_opened(self, channel)
-        channel.send(methods.make(commands.Channel.OpenOk))
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
-            self.broker.counts.channels -= 1
-            self.broker.sessions.channel_gone(self.client.identity)
+            if not self.client.operates:
+                self.broker.counts.channels -= 1
+                self.broker.sessions.channel_gone(self.client.identity)
             events.channel_closed(self, channel)
         self._handling = None
         self.incoming.drop_channel(channel)

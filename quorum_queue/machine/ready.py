@@ -304,6 +304,16 @@ class Ready:
             self.bytes -= run.counted_bytes
         return taken
 
+    def count_from(self, position: int) -> int:
+        """Return how many messages have this position or a later one; none of these was ever delivered."""
+        count = 0
+        for level in self.levels:
+            for run in reversed(level.main):
+                if run.seqs.start < position:
+                    break
+                count += len(run.seqs)
+        return count
+
     def drop_all(self) -> list[deque[Run] | RunList]:
         """Forget all messages for good; return the objects that refer to them."""
         self.deadlines = NO_DEADLINES

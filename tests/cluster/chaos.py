@@ -28,8 +28,10 @@ from tests.cluster.rabbitmq import RabbitMQCluster
 from tests.cluster.scene import Outcome, run
 
 NODES = ("n1", "n2", "n3")
+ALONE = "mqd alone"
 BROKERS: dict[str, Callable[[], Cluster]] = {
     "mqd": lambda: MqdCluster(NODES, *OPTIONS),
+    ALONE: lambda: MqdCluster(NODES[:1], *OPTIONS),
     "rabbitmq": RabbitMQCluster,
 }
 HEADINGS = (
@@ -131,7 +133,8 @@ def cluster_faults(broker: str, names: Iterable[str], seeds: Iterable[int], logs
     """Print the table; return whether all checks held."""
     held, seeds = True, list(seeds)
     if seeds:
-        print(f"{broker}, three nodes. {LEGEND}\n{heading()}", flush=True)
+        nodes = "a cluster of one" if broker == ALONE else "three nodes"
+        print(f"{broker}, {nodes}. {LEGEND}\n{heading()}", flush=True)
     with tempfile.TemporaryDirectory(prefix="chaos-cluster-") as directory:
         for seed in seeds:
             series = Series(broker, Path(directory), seed, logs)

@@ -8,12 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from tests.cluster import disks
+from tests.cluster.large_faults import kill_during_large_messages, kill_during_large_transactions
 from tests.cluster.links import Unsupported, deafen, isolate, mute, sever
 from tests.cluster.load import BODY_BYTES
+from tests.cluster.log_faults import other_logs
 from tests.cluster.logs import Log, LogLoad, changed, watched
 from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.cluster.scene import Scene
+from tests.cluster.table_faults import damage_before_deleted_keys
 from tests.reliability.bodies import body
 
 Fault = Callable[[Scene], None]
@@ -555,6 +558,12 @@ def _drawn(scene: Scene) -> AbstractContextManager[None]:
             return scene.cut_off(name, isolate, cut=True)
 
 
+#: Those that a cluster of one node can have.
+OF_ONE = (
+    *("kill all", "kill during roll", "kill during retention", "kill during compaction"),
+    *("kill during large messages", "kill during large transactions", "other write-ahead logs"),
+    *("rolling restart",),
+)
 FAULTS: dict[str, Fault] = {
     "kill leader": kill_leader,
     "kill follower": kill_follower,
@@ -596,6 +605,10 @@ FAULTS: dict[str, Fault] = {
     "kill during compaction": kill_during_compaction,
     "kill during fill": kill_during_fill,
     "kill at any step": kill_at_any_step,
+    "kill during large messages": kill_during_large_messages,
+    "kill during large transactions": kill_during_large_transactions,
+    "damage before deleted keys": damage_before_deleted_keys,
+    "other write-ahead logs": other_logs,
     "rolling restart": rolling_restart,
     "mixed": mixed,
 }

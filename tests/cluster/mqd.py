@@ -167,6 +167,10 @@ class MqdCluster(Cluster):
     def run_as(self, name: str, program: Sequence[str]) -> None:
         self._nodes[name].program = list(program)
 
+    def set_options(self, name: str, *options: str) -> None:
+        """Start the node with these options besides those of all nodes, from its next start on."""
+        self._nodes[name].set_more_options(*options)
+
     def set_clock(self, name: str, wrong_s: float) -> None:
         shifted_clock.set_clock(self._directory / name / "clock", wrong_s)
 

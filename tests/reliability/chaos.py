@@ -2,9 +2,10 @@
 
 4 GB of messages through one queue while the whole process stays within 400 MB, durable and transient; then
 many rounds of kill -9 under load, each with its own seed; then three nodes under every fault of
-`tests.cluster.faults`; then a consumer group on three nodes, whose members use many client libraries and die,
-freeze and come back; then deletes on a condition and counts at nodes that are behind; then Spark jobs whose
-drivers, executors and brokers are killed. Prints what it saw; the exit code says whether all checks held.
+`tests.cluster.faults`, and a cluster of one under some of them; then a consumer group on three nodes, whose
+members use many client libraries and die, freeze and come back; then deletes on a condition and counts at
+nodes that are behind; then Spark jobs whose drivers, executors and brokers are killed. Prints what it saw;
+the exit code says whether all checks held.
 """
 
 from __future__ import annotations
@@ -16,11 +17,12 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.cluster.chaos import cluster_faults
+from tests.cluster.chaos import ALONE, cluster_faults
 from tests.cluster.decisions import decisions
-from tests.cluster.faults import FAULTS
+from tests.cluster.faults import FAULTS, OF_ONE
 from tests.cluster.group_storm.storm import storms
 from tests.reliability.flow import Row, limited, through
+from tests.reliability.large_transactions import large_transactions
 from tests.reliability.node import Node
 from tests.reliability.test_kill import BUDGET, rounds
 from tests.spark_sink.kills import spark_kills
@@ -57,9 +59,11 @@ def kills(directory: Path, seeds: int, how_many: int) -> None:
         began = time.monotonic()
         with Node(place, *BUDGET) as node:
             world = rounds(node, seed, how_many)
+            large = large_transactions(node, seed, how_many)
         messages = next(world.numbers) - 1
         print(
-            f"seed {seed}: {how_many} kills, {messages:,} messages, {time.monotonic() - began:.1f} s",
+            f"seed {seed}: {how_many} kills, {messages:,} messages; {how_many} kills, "
+            f"{large.committed} large transactions; {time.monotonic() - began:.1f} s",
             flush=True,
         )
 
@@ -100,6 +104,7 @@ def main() -> int:
         kills(Path(directory), chosen.seeds, chosen.rounds)
     seeds = range(1, chosen.cluster_seeds + 1)
     held = cluster_faults("mqd", FAULTS, seeds, chosen.logs)
+    held = cluster_faults(ALONE, OF_ONE, seeds, chosen.logs) and held
     if chosen.group_seeds:
         held = storms(range(1, chosen.group_seeds + 1)) and held
     if chosen.decision_seeds:

@@ -34,6 +34,7 @@ class Node:
         self.data = directory / "data"
         self._errors = directory / "mqd.log"
         self._options = options
+        self._more_options: tuple[str, ...] = ()
         self._process: subprocess.Popen[str] | None = None
         self._log: IO[str] | None = None
         #: The program to run.
@@ -45,6 +46,10 @@ class Node:
     def add_options(self, *options: str) -> None:
         """From the next start on."""
         self._options += options
+
+    def set_more_options(self, *options: str) -> None:
+        """Give the next starts these options, in place of earlier ones that were set here."""
+        self._more_options = options
 
     def __enter__(self) -> Self:
         self.start()
@@ -67,6 +72,7 @@ class Node:
             [
                 *(*self.program, "--data-dir", str(self.data)),
                 *("--amqp", "127.0.0.1:0", "--http", "127.0.0.1:0", *self._options),
+                *self._more_options,
             ],
             stdout=subprocess.PIPE,
             stderr=self._log,

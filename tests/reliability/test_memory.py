@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pamqp import commands
@@ -15,6 +16,7 @@ from conformance_tests.patience import PATIENCE_S
 from tests.attacks.scenes import frames
 from tests.reliability.bodies import number
 from tests.reliability.client import Client, Delivery
+from tests.reliability.different import Different
 from tests.reliability.flow import Flow, limited, through
 from tests.reliability.node import Node, memory
 
@@ -149,3 +151,71 @@ def test_memory_of_a_purge_is_given_back_though_other_messages_lie_between(tmp_p
         client.call(commands.Queue.Purge(queue="gone"), commands.Queue.PurgeOk)
         until_given_back(node, before + 60 * MIB)
         client.close()
+
+
+#: By name: whether messages are persistent, and the arguments of their queue.
+KINDS: dict[str, tuple[bool, dict[str, Any]]] = {
+    "transient": (False, {}),
+    "durable": (True, {}),
+    "quorum": (True, {"x-queue-type": "quorum"}),
+    "stream": (True, {"x-queue-type": "stream"}),
+}
+#: Messages until the node is warm, and after that.
+WARM, COUNTED = 10_000, 30_000
+#: What is remembered of frames comes and goes: at most memo_bytes_max, however many messages are queued.
+NO_MEMO = ("--memo-entries-max", "16")
+#: A queued message takes its frames and this much; see docs/sizing.md. The heap grows in steps.
+BESIDE_MAX = 100
+
+
+@pytest.mark.parametrize(
+    "kind", ["transient", "quorum", pytest.param("durable", marks=pytest.mark.long), "stream"]
+)
+def test_what_messages_that_all_differ_take(tmp_path: Path, kind: str) -> None:
+    persistent, arguments = KINDS[kind]
+    different = Different(3, persistent=persistent)
+    with Node(tmp_path, *NO_MEMO) as node:
+        client = Client(node.port)
+        client.declare("q", **arguments)
+        client.confirms()
+        taken: list[int] = []
+        for count in (WARM, COUNTED):
+            different.publish(client, count)
+            taken.append(memory(Path(f"/proc/{node.pid}/status"))["RssAnon"])
+    each = (taken[1] - taken[0]) / COUNTED
+    # Those of a stream are in its segments, except the last ones.
+    most = different.size / 2 if kind == "stream" else different.size + BESIDE_MAX
+    print(f"{kind}: {each:.0f} bytes for a message of {different.size}")
+    assert each < most, f"{each:.0f} bytes"
+
+
+@pytest.mark.parametrize(
+    "kind", ["quorum", *(pytest.param(kind, marks=pytest.mark.long) for kind in KINDS if kind != "quorum")]
+)
+def test_messages_that_all_differ_under_a_budget(tmp_path: Path, kind: str) -> None:
+    """Their properties count as their bodies do, and here are much larger."""
+    persistent, arguments = KINDS[kind]
+    different = Different(12, persistent=persistent)
+    with limited(tmp_path, *OPTIONS) as (node, watch):
+        client = Client(node.port)
+        client.declare("q", **arguments)
+        client.confirms()
+        count = 2 * BUDGET // different.size
+        different.publish(client, count)
+        assert watch.peak.resident < RESIDENT_MAX, f"{watch.peak.resident >> 20} MiB resident"
+        consumer = Client(node.port)
+        if kind == "stream":
+            consumer.sync(200)
+            method = commands.Basic.Consume(queue="q", arguments={"x-stream-offset": "first"})
+            consumer.call(method, commands.Basic.ConsumeOk)
+        else:
+            consumer.consume("q", 200)
+        received = 0
+        while received < count:
+            last = 0
+            for event in consumer.receive():
+                assert isinstance(event, Delivery)
+                received += 1
+                last = event.tag
+            consumer.ack(last, multiple=True)
+        assert watch.peak.resident < RESIDENT_MAX, f"{watch.peak.resident >> 20} MiB resident"

@@ -56,6 +56,10 @@ class ParameterRefused(ValueError):
     """A parameter cannot be set; the text has the reason."""
 
 
+class NoRoomForParameter(ParameterRefused):
+    """There are as many parameters of this kind as there may be."""
+
+
 class Parameters:
     def __init__(
         self,
@@ -127,11 +131,11 @@ class Parameters:
             )
         record = ParameterRecord(vhost, component, name, text)
         if record.key not in self._records and len(self._records) >= self._parameters_max:
-            raise ParameterRefused(
+            raise NoRoomForParameter(
                 f"there are {len(self._records)} parameters and policies already, the maximum (parameters_max)"
             )
         if self._bytes + len(text) - self._value_bytes(record.key) > self._bytes_max:
-            raise ParameterRefused(
+            raise NoRoomForParameter(
                 f"parameters and policies have {self._bytes} bytes already, {len(text)} more exceed the "
                 "maximum (parameters_bytes_max)"
             )

@@ -122,6 +122,7 @@ class Direct:
             channel_max=CHANNEL,
         )
         self._session.client.acting = ACTING.get()
+        self._session.client.operates = True
 
     def opened(self) -> None: ...
 

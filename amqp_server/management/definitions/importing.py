@@ -26,6 +26,7 @@ from amqp_server.broker.declared.parameters import (
     SHOVEL,
     USER_LIMITS,
     VHOST_LIMITS,
+    NoRoomForParameter,
     ParameterRefused,
 )
 from amqp_server.broker.declared.policy import KEYS
@@ -297,6 +298,8 @@ class Import:
         elif component == SHOVEL:
             try:
                 record = shovels.prepared(self._broker, vhost, _text(item, "name"), told or value)
+            except NoRoomForParameter:
+                raise
             except ParameterRefused as refused:
                 self._skip("parameters", item, str(refused))
             else:

@@ -32,11 +32,12 @@ from amqp_server.management.resources.parameters import (
 
 async def _set(call: Call, vhost: str, component: str, name: str, values: Mapping[str, Any]) -> None:
     before = call.broker.runtime.parameters.get(vhost, component, name)
-    with refusing(ParameterRefused):
-        record = call.broker.runtime.parameters.prepare(vhost, component, name, dict(values))
-    if values or component == VHOST_LIMITS:
+    if values:
+        with refusing(ParameterRefused):
+            record = call.broker.runtime.parameters.prepare(vhost, component, name, dict(values))
         await set_parameter(call.broker, record)
     elif before is not None:
+        # Without limits it would still count as a parameter (parameters_max).
         await clear_parameter(call.broker, before)
 
 

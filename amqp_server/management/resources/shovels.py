@@ -6,7 +6,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from amqp_server.broker.declared.parameters import SHOVEL, ParameterRecord, ParameterRefused
+from amqp_server.broker.declared.parameters import (
+    SHOVEL,
+    NoRoomForParameter,
+    ParameterRecord,
+    ParameterRefused,
+)
 from amqp_server.management.changes.proposals import clear_parameter
 from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, known, not_found
 from amqp_server.management.request.call import Call
@@ -47,7 +52,7 @@ def prepared(broker: Broker, vhost: str, name: str, value: object, *, user: str 
             )
     count = sum(record.component == SHOVEL for record in broker.runtime.parameters)
     if broker.runtime.parameters.get(vhost, SHOVEL, name) is None and count >= config.shovels_max:
-        raise ParameterRefused(f"there are {count} shovels already, the maximum (shovels_max)")
+        raise NoRoomForParameter(f"there are {count} shovels already, the maximum (shovels_max)")
     if user and isinstance(value, dict):
         try:
             value = acts_as(value, user)

@@ -9,7 +9,7 @@ import msgspec
 from msgspec.structs import replace
 
 from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
-from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRefused
+from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRecord, ParameterRefused
 from amqp_server.broker.declared.vhosts import VhostRecord, VhostRefused
 from amqp_server.management.changes.proposals import clear_parameter, propose, require_version, set_parameter
 from amqp_server.management.request.answer import (
@@ -114,6 +114,9 @@ async def put_vhost(call: Call) -> Answer:
     if asked.protected_from_deletion:
         require_version(call.broker, PROTECTION)
     with refusing(VhostRefused, ParameterRefused):
+        if asked.tracing:
+            # Without room for it, there is no vhost either.
+            _prepared_trace(call.broker, name)
         new = await create_vhost(
             call.broker,
             name,
@@ -145,11 +148,16 @@ def _is_traced(broker: Broker, vhost: str) -> bool:
     return broker.runtime.parameters.get(GLOBAL, TRACING, vhost) is not None
 
 
+def _prepared_trace(broker: Broker, vhost: str) -> ParameterRecord:
+    """Raises ParameterRefused."""
+    return broker.runtime.parameters.prepare(GLOBAL, TRACING, vhost, True)
+
+
 async def _trace(broker: Broker, vhost: str, *, on: bool) -> None:
     """Turn the firehose of a vhost on or off. Raises ParameterRefused."""
     if on == _is_traced(broker, vhost):
         return
-    record = broker.runtime.parameters.prepare(GLOBAL, TRACING, vhost, True)
+    record = _prepared_trace(broker, vhost)
     await (set_parameter if on else clear_parameter)(broker, record)
 
 

@@ -207,6 +207,30 @@ def test_rejected_messages_become_dead_letters_together() -> None:
     assert names(peer) == ["CommitOk"]
 
 
+def test_counts_and_purges_see_all_of_it_or_nothing() -> None:
+    sliced = SlicedNode()
+    publisher, other = begun(sliced), opened(sliced)
+    other.send(message("", "a", b"earlier", persistent=True))
+    sliced.drive()
+    publisher.send(method(1, commands.Tx.Commit()))
+    for _ in range(5):
+        sliced.turn.run(sliced.turn.catch_up)
+    assert sliced.turn.behind and depths(sliced)["a"] > 1
+    host = sliced.broker.vhost("/").queues["a"].host
+    assert host.ready_count == host.counts()[1] == 1
+    # The answers come after those of the transaction.
+    passive = commands.Queue.Declare(queue="a", passive=True)
+    other.send(method(1, passive, commands.Queue.Purge(queue="a")))
+    sliced.drive()
+    sliced.sync()
+    sliced.drive()
+    (_, declared), (_, purged) = other.answers()
+    assert isinstance(declared, commands.Queue.DeclareOk) and declared.message_count == 1
+    assert isinstance(purged, commands.Queue.PurgeOk) and purged.message_count == COUNT + 1
+    assert depths(sliced) == {"a": 0, "b": COUNT, "last": 1}
+    assert names(publisher) == ["CommitOk"]
+
+
 @pytest.mark.parametrize("how", ["purged", "deleted", "the client goes"])
 def test_in_the_middle(how: str) -> None:
     sliced = SlicedNode()
