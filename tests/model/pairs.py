@@ -50,7 +50,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "cut",
         "isolate",
         "transfer",
+        "move",
         "entry",
+        "damage",
         "memory",
         "disk",
         "full disk",
@@ -85,8 +87,8 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("retention", "yes"): frozenset({"stream", "group"}),
     ("consume", "by name"): frozenset({"stream"}),
     ("settle", "retry"): _QUEUES,
-    ("fault", "entry"): _QUEUES,
     ("fault", "upgrade"): _QUEUES,
+    **{("fault", each): frozenset({"quorum", "stream", "group"}) for each in ("move", "damage")},
     **{
         ("policy", each): _QUEUES
         for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")
@@ -102,7 +104,7 @@ THREE = frozenset(
     {
         ("asked", "other"),
         ("asked", "each"),
-        *(("fault", each) for each in ("cut", "isolate", "transfer")),
+        *(("fault", each) for each in ("cut", "isolate", "transfer", "move", "damage")),
     }
 )
 #: Faults with which what is not durable is lost are of little use with these.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.model import pairs
 from tests.model.brokers import as_old
-from tests.model.campaign import begins_old
+from tests.model.campaign import Campaign, begins_old
 from tests.model.generator import draw
 from tests.model.judge import Judge
 from tests.model.judging.requests import OWN
@@ -656,3 +657,64 @@ def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:
         talk.deliver(1)
     talk.publish("q")
     assert [each.outcomes for each in talk.channel.unconfirmed.values()] == [{"ack"}, {"nack"}]
+
+
+def test_what_was_sent_while_publishes_are_paused_may_come_late_after_a_fault(three: Talk) -> None:
+    queue = three.declare("q", "quorum")
+    three.model.pause("q", "publishes", paused=True)
+    three.publish("q")
+    queue.shaken = True
+    three.publish("q")
+    three.model.pause("q", "publishes", paused=False)
+    three.consume("q")
+    assert not three.model.owed()
+    three.deliver(2)
+    with pytest.raises(Broken, match="never was in this queue"):
+        three.deliver(1)
+
+
+def test_who_dies_again_under_another_policy_may_have_a_letter(talk: Talk) -> None:
+    queue = talk.declare("q", max_length=1, dead_letter_exchange="dlx")
+    talk.publish("q")
+    talk.model.dead_letter(queue, queue.copies[0], "expired", certain=False)
+    assert not queue.copies[0].letters
+    talk.step()
+    talk.done(talk.model.declare_exchange(talk.channel, "dlx", "fanout"))
+    dead = talk.declare("dead")
+    talk.model.bindings.append(Binding("dlx", "queue", "dead", ""))
+    talk.model.dead_letter(queue, queue.copies[0], "maxlen", certain=True)
+    assert [copy.presence for copy in dead.copies] == [Presence.MAYBE]
+
+
+def test_gets_with_and_without_acks_are_two_consumers_of_a_group(talk: Talk) -> None:
+    queue = talk.declare("q", message_groups=True)
+    talk.publish("q", 2, headers={"x-group-id": "ann"})
+    one, two = queue.copies
+    queue.take(one, talk.at_s, None, talk.channel)
+    one.held = True
+    assert queue.open_for(two, talk.channel)
+    assert not queue.open_for(two, talk.channel, no_ack=True)
+
+
+def test_the_fixed_programs_have_queues_that_fail_of_every_kind() -> None:
+    """As .ci/run draws them."""
+    alone = islice(pairs.rows(1, 1), 40)
+    three = [*islice(pairs.rows(3, 1), 12), *islice(pairs.rows(3, 2, {"fault": "entry|move|damage"}), 6)]
+    assert {row["kind"] for row in alone if row["fault"] == "entry"} >= {"classic", "quorum", "stream"}
+    assert {row["kind"] for row in three if row["fault"] == "entry"} >= {"classic", "quorum"}
+    assert {row["fault"] for row in three} >= {"move", "damage"}
+
+
+def test_a_program_with_a_queue_that_fails_runs_on_a_pure_broker() -> None:
+    class Made:
+        product, names, alarms = "mqd", ("n1",), frozenset[str]()
+
+        def __init__(self, *, pure: bool = False) -> None:
+            self.pure, self.faults = pure, frozenset({"entry"} if pure else {"kill"})
+
+    campaign = Campaign(cast(Any, Made), 1, 0, Path(), 1)
+    chosen = {}
+    for kind in ("kill", "entry"):
+        program = Program(0, 1, [{"op": "fault", "kind": kind}], ["n1"], ["guest"], {"fault": kind})
+        chosen[kind] = cast(Any, campaign._broker_for(program)).pure
+    assert chosen == {"kill": False, "entry": True}

@@ -28,6 +28,12 @@ class Clients:
         self.queue = "q0"
         self.kind = row["kind"]
         self.log = self.kind in ("stream", "group")
+        #: The queue that a fault of one queue hits.
+        self.hit = ("s-0" if row["exchange"] == "super" else "s") if self.log else "q0"
+
+    def _any_queue(self) -> str:
+        """Type of a queue beside the main one. A damaged node may lose classic queues."""
+        return "quorum" if self.row["fault"] == "damage" else self.chance.choice(["classic", "quorum"])
 
     def add(self, op: str, **step: Any) -> None:
         self.steps.append({"op": op, **step})

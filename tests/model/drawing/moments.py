@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.model import damage
 from tests.model.drawing.clients import LEASE_MS, SHORT_MS
 from tests.model.drawing.declarations import Declarations
 from tests.model.programs import Step
@@ -139,14 +140,28 @@ class Moments(Declarations):
         vouch = kind != "kill at once" or self.row["dead-letter"] == "at-least-once"
         kind = kind.removesuffix(" at once")
         node = self.chance.choice(["n1", "n2", "n3"]) if self.nodes > 1 else "n1"
-        name = "s" if self.log else "q0"
-        self.add(
-            "fault", kind=kind, node=node, vouch=vouch, queue=name, by_s=self.chance.choice([-7200, 7200])
-        )
+        when: dict[str, Any] = {}
+        if kind == "entry":
+            # At least once may be twice if the queue fails before it knows that its letters have been taken.
+            late = self.row["dead-letter"] != "at-least-once" and self.chance.random() < 0.5
+            when = {"when": "after" if late else "before"}
+        elif kind == "damage":
+            when = {"what": self.chance.choice(damage.KINDS), "chance": self.chance.randrange(1 << 30)}
+            when["orderly"] = self.chance.random() < 0.5
+        by_s = self.chance.choice([-7200, 7200])
+        self.add("fault", kind=kind, node=node, vouch=vouch, queue=self.hit, by_s=by_s, **when)
         if self.nodes > 1:
             for _ in range(self.chance.randint(0, 4)):
                 self._body_step()()
             if kind not in ("transfer", "entry"):
+                self.add("heal")
+            if kind in ("damage", "move") and self.chance.random() < 0.5:
+                # What this node has is the truth now.
+                self.add("fault", kind="transfer", node=node, queue=self.hit)
+            if kind == "damage" and self.chance.random() < 0.5:
+                other = self.chance.choice([each for each in ("n1", "n2", "n3") if each != node])
+                self.add("fault", kind="kill", node=other, vouch=True)
+                self._body_step()()
                 self.add("heal")
         for _ in range(self.chance.randint(1, 4)):
             self._body_step()()

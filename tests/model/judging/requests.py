@@ -44,6 +44,8 @@ class Requests:
         self.sessions: dict[int, Session] = {}
         self.cancels: list[tuple[Channel, str]] = []
         self.hit: set[str] = set()
+        #: Node that all members of replicated queues have left.
+        self.moved_from = ""
         self.at = -1
         #: Steps that were left out, since what they need was out of reach.
         self.skipped = 0

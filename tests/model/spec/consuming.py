@@ -219,7 +219,11 @@ class Consuming(Topology):
                         f"{queue.name}: get-ok says that {delivered.remaining} messages remain where {low} to {high} is right"
                     )
             elif not queue.racing and queue.kind != "stream-group":
-                ready = [c for c in queue.line() if queue.certainly_ready(c) and queue.open_for(c, channel)]
+                ready = [
+                    c
+                    for c in queue.line()
+                    if queue.certainly_ready(c) and queue.open_for(c, channel, no_ack=no_ack)
+                ]
                 if ready and not queue.deliveries_paused:
                     raise Broken(f"{queue.name}: get-empty, and {ready[0]} is ready")
 
@@ -256,7 +260,7 @@ class Consuming(Topology):
     ) -> None:
         came_by = (delivered.exchange, delivered.key)
         copy = queue.find(delivered.number, delivered.redelivered, delivered.deaths, came_by)
-        queue.take(copy, self.sent_at, consumer, channel)
+        queue.take(copy, self.sent_at, consumer, channel, no_ack=no_ack)
         if (delivered.exchange, delivered.key) != (copy.exchange, copy.key):
             raise Broken(
                 f"{queue.name}: {copy} has the exchange and key {(delivered.exchange, delivered.key)} where {(copy.exchange, copy.key)} is right"

@@ -17,7 +17,8 @@ class Letters(State):
         if copy.gone:
             return
         letters_presence = self._letters_presence(queue, copy, reason, certain)
-        if not copy.doomed:
+        if not copy.doomed or not copy.letters:
+            # Or it did not die before, when there was no place to go to.
             copy.letters = self._letters(queue, copy, reason, letters_presence)
             copy.doomed = True
             if reason != "expired" and copy.may_have_expired(self.now):

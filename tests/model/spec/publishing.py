@@ -235,10 +235,20 @@ class Publishes(Consuming):
             elif nack and (self.troubled or any(queue.shaken for queue, _ in publishing.copies)):
                 for _, copy in publishing.copies:
                     copy.presence = Presence.MAYBE
+                self._doubt_entries(publishing)
             else:
                 raise Broken(
                     f"message {publishing.message.number} got {what} where {publishing.outcomes} is right"
                 )
+
+    def _doubt_entries(self, publishing: Publishing) -> None:
+        """Whether streams have it is not known."""
+        for log in publishing.logs:
+            groups = [q for q in self.queues.values() if isinstance(q, Queue) and _is_group(q)]
+            for taker in (log.entries, *(group.copies for group in groups)):
+                for entry in taker:
+                    if entry.message is publishing.message and entry.arrived is None:
+                        entry.presence = Presence.MAYBE
 
     def _confirmed(self, publishing: Publishing, nack: bool) -> None:
         if not nack:

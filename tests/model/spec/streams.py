@@ -298,7 +298,7 @@ class Log:
 
     def _verify_compacted(self, numbers: list[int]) -> None:
         """Folded by key, what is there has to be the same as all that was ever published."""
-        if any(copy.presence is Presence.MAYBE for copy in self.entries):
+        if any(copy.presence is Presence.MAYBE and _key(copy) is not None for copy in self.entries):
             return
         vague = _with_two_lasts(self.entries)
         right = _folded([copy for copy in self.entries if _key(copy) not in vague])
