@@ -718,3 +718,14 @@ def test_a_program_with_a_queue_that_fails_runs_on_a_pure_broker() -> None:
         program = Program(0, 1, [{"op": "fault", "kind": kind}], ["n1"], ["guest"], {"fault": kind})
         chosen[kind] = cast(Any, campaign._broker_for(program)).pure
     assert chosen == {"kill": False, "entry": True}
+
+
+def test_what_expires_while_another_node_takes_its_queue_away_may_be_dead_lettered(three: Talk) -> None:
+    three.step()
+    three.done(three.model.declare_exchange(three.channel, "dlx", "fanout"))
+    dead = three.declare("dead")
+    three.model.bindings.append(Binding("dlx", "queue", "dead", ""))
+    queue = three.declare("q", message_ttl=500, dead_letter_exchange="dlx")
+    three.publish("q")
+    three.model.remove_queue(queue)
+    assert [copy.presence for copy in dead.copies] == [Presence.MAYBE]
