@@ -30,9 +30,14 @@ from tests.model.spec.state import Broker
 from tests.reliability.node import Node
 
 PASSWORD = "secret"
+#: Names of offsets that a stream keeps.
+NAMES_MAX = 2
 #: So that compaction and retention have several segments in programs of some dozens of messages.
 #: Segments are small, and written at once: else no program would be long enough for compaction and retention.
-OPTIONS = ("--stream-segment-bytes-min", "1000", "--stream-flush-ms", "50")
+OPTIONS = (
+    *("--stream-segment-bytes-min", "1000", "--stream-flush-ms", "50"),
+    *("--stream-names-max", str(NAMES_MAX)),
+)
 #: The data directory of a single node is a file system of its own, where it can be mounted. It has so many
 #: bytes, and there is an alarm if fewer than these are free.
 DISK_BYTES, FLOOR_BYTES = 192 << 20, 8 << 20
@@ -158,7 +163,8 @@ class MqdNode:
         return request(f"http://guest:guest@127.0.0.1:{self._node.http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        return as_old(Broker()) if self._old else Broker()
+        present = Broker(names_max=NAMES_MAX)
+        return as_old(present) if self._old else present
 
     def has_been_upgraded(self) -> bool:
         return not self._old
@@ -293,7 +299,7 @@ class MqdNodes:
         return request(f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        present = Broker(nodes=3, prompt=False, slack_s=1.0)
+        present = Broker(nodes=3, prompt=False, slack_s=1.0, names_max=NAMES_MAX)
         return as_old(present) if self._old else present
 
     def has_been_upgraded(self) -> bool:

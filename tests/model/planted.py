@@ -161,6 +161,51 @@ def _tombstones() -> None:
     _replace(compaction, "plan", plan)
 
 
+@bug("deleted-key-comes-back")
+def _deleted_key() -> None:
+    """A pass of compaction rewrites only what came since the last one: an older value stays, and the
+    tombstone that deletes it goes when it is old.
+    """
+    from persistence.streams import compaction
+
+    def make(plan: Any) -> Any:
+        def planted(log: Any, *rest: Any) -> Any:
+            clean = log.clean_stop
+            found = plan(log, *rest)
+            found.groups = [group for group in found.groups if group[-1].stop > clean]
+            return found
+
+        return planted
+
+    _replace(compaction, "plan", make)
+
+
+@bug("group-forgets-what-is-unacked")
+def _unacked() -> None:
+    """Of what a consumer group has handed out before acked messages, it stores all but the last part."""
+    from quorum_queue.consumer_groups.partition import Partition
+
+    _replace(Partition, "pending", lambda pending: lambda self: pending(self)[:-1])
+
+
+@bug("name-evicted")
+def _evicted() -> None:
+    """A new name takes the place of the one that was not used for longest, and is not refused."""
+    from amqp_server.streams.layout.named_offsets import Names
+
+    def make(put: Any) -> Any:
+        def planted(self: Any, name: str, offset: int) -> Any:
+            found = put(self, name, offset)
+            if len(self.offsets) > self._most:
+                self.delete(next(iter(self.offsets)))
+            return found
+
+        return planted
+
+    _replace(Names, "put", make)
+    _replace(Names, "admits", lambda admits: lambda self, name, taken, new: True)
+
+
 # -- the queue machine ---------------------------------------------------------------------------------------
 
 
@@ -193,6 +238,26 @@ def _bytes() -> None:
             first += 1
 
     machine.Machine._enqueue_or_refuse = planted
+
+
+@bug("any-size-into-an-empty-queue")
+def _any_size() -> None:
+    """A queue with a limit in bytes takes a message of any size that comes alone, while it is empty."""
+    machine = _machine()
+
+    def make(enqueue: Any) -> Any:
+        def planted(self: Any, meta: Any, run: Any, *rest: Any) -> None:
+            settings = self.settings
+            if len(run.seqs) == 1 and not self._waiting_bytes():
+                self.settings = replace(settings, max_length_bytes=None)
+            try:
+                enqueue(self, meta, run, *rest)
+            finally:
+                self.settings = settings
+
+        return planted
+
+    _replace(machine.Machine, "_enqueue_or_refuse", make)
 
 
 @bug("no-ttl-after-requeue")
@@ -400,6 +465,26 @@ def _read() -> None:
         def planted(self: Any, user: str, vhost: str, kind: str, name: str, access: str) -> None:
             if access != "read" or not name.startswith("s"):
                 check(self, user, vhost, kind, name, access)
+
+        return planted
+
+    _replace(Permissions, "check", make)
+
+
+@bug("read-permission-remembered")
+def _remembered() -> None:
+    """Who was permitted to read a stream once may go on to do so."""
+    from amqp_server.broker.access.permissions import Permissions
+
+    permitted: set[tuple[str, str, str]] = set()
+
+    def make(check: Any) -> Any:
+        def planted(self: Any, user: str, vhost: str, kind: str, name: str, access: str) -> None:
+            if access != "read" or kind != "queue" or not name.startswith("s"):
+                check(self, user, vhost, kind, name, access)
+            elif (user, vhost, name) not in permitted:
+                check(self, user, vhost, kind, name, access)
+                permitted.add((user, vhost, name))
 
         return planted
 

@@ -42,6 +42,9 @@ class Clients:
         self.number += 1
         row, chance = self.row, self.chance
         message: dict[str, Any] = {"number": self.number, "size": chance.choice([0, 10, 20, 20, 40, 60, 90])}
+        if row["bytes"] != "none" and chance.random() < 0.1:
+            # More than the queue may have.
+            message["size"] = 120
         message["persistent"] = {"persistent": True, "transient": False}.get(
             row["messages"], chance.random() < 0.5
         )
@@ -162,7 +165,7 @@ class Clients:
             if row["consume"] == "by name":
                 step["arguments"] = {
                     "x-stream-offset": "committed",
-                    "x-group": self.chance.choice(["ann", "ann", "bob"]),
+                    "x-group": self.chance.choice(["ann", "ann", "ann", "bob", "bob", "cid"]),
                     "x-stream-offset-default": "first",
                 }
                 self.consuming.append((client, tag))

@@ -12,6 +12,7 @@ from tests.model.spec.promises import (
     NOT_ALLOWED,
     NOT_FOUND,
     NOT_IMPLEMENTED,
+    OK,
     PRECONDITION_FAILED,
     RESOURCE_ERROR,
     RESOURCE_LOCKED,
@@ -117,6 +118,15 @@ class Consuming(Topology):
             codes.add(NOT_ALLOWED)
         if isinstance(queue, Log):
             codes |= self._reading_codes(channel, no_ack, arguments)
+            if arguments.get("x-stream-offset") == "committed" and not codes:
+                admitted, refused_too = queue.may_take_name(arguments["x-group"])
+                codes = ({OK} if admitted else set()) | ({PRECONDITION_FAILED} if refused_too else set())
+                if OK in codes:
+
+                    def begin(_: Any) -> None:
+                        self._start_reader(channel, queue, tag, arguments)
+
+                    return Promise(frozenset(codes), begin)
         elif queue is not None and (
             any(c.exclusive for c in queue.consumers)
             or (exclusive and (queue.consumers or queue.single_active))

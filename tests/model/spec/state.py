@@ -31,6 +31,8 @@ class Broker:
     #: True if a message expires at its time wherever it stands, not only as the first one of its queue; None
     #: if that is not known.
     expires_anywhere: bool | None = True
+    #: Names of offsets that a stream keeps: a further one is refused.
+    names_max: int = 1000
     #: True until all nodes have been upgraded from the last release.
     old: bool = False
     #: By how much later than its end a message may be on its way to a client.

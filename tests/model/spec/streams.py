@@ -176,6 +176,21 @@ class Log:
         reader.position = self.names[name] = Position(position.committed())
         reader.start = reader.position.base
 
+    def may_take_name(self, name: str) -> tuple[bool, bool]:
+        """Whether a reader may be admitted with this name, and whether it may be refused: a stream keeps a
+        number of names, and one that never acked may have been forgotten.
+        """
+        if name in self.names:
+            kept = self._surely_kept(self.names[name])
+            return True, not kept and len(self.names) > self.vhost.broker.names_max
+        sure = sum(self._surely_kept(each) for each in self.names.values())
+        most = self.vhost.broker.names_max
+        return sure < most, len(self.names) >= most
+
+    def _surely_kept(self, position: Position) -> bool:
+        read_now = any(reader.position is position and not reader.over for reader in self.readers)
+        return read_now or position.committed()[0] > position.base[1]
+
     def acked(self, reader: Reader, offset: int) -> None:
         if reader.position is None:
             return
