@@ -53,6 +53,7 @@ class Publishes(Consuming):
         targets = self._route(message.exchange, message.keys, message.headers)
         choice = self._choice(message, targets)
         if channel.transactional:
+            self.published_at[message.number] = self.sent_at
             channel.tx_publishes.append((message, targets, choice, mandatory))
             return
         publishing = self._enqueue(channel, message, targets, awaited, choice)
@@ -295,6 +296,13 @@ class Publishes(Consuming):
     def commit(self, channel: Channel) -> Promise:
         if not channel.transactional:
             return refused(PRECONDITION_FAILED)
+        # A queue need not exist before the commit.
+        channel.tx_publishes = [
+            (message, self._route("", message.keys, message.headers), choice, mandatory)
+            if message.exchange == ""
+            else (message, targets, choice, mandatory)
+            for message, targets, choice, mandatory in channel.tx_publishes
+        ]
         if any(self._is_paused(name) for _, targets, _, _ in channel.tx_publishes for name in targets):
             # Nothing of it happens, and the channel is closed.
             return refused(PRECONDITION_FAILED)

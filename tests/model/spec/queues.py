@@ -274,10 +274,12 @@ class Queue:
     def _delay(self, copy: Copy) -> None:
         delay_s = copy.message.headers.get("x-delay", 0) / 1000 - EARLY_S
         if delay_s > 0:
-            copy.wait((self.vhost.sent_at + delay_s, float("inf")))
+            sent_at = self.vhost.sent_at
+            due = self.vhost.published_at.get(copy.message.number, sent_at) + delay_s
+            copy.wait((due, float("inf")))
             if copy.expiry is not None:
                 # Its time to live begins then.
-                copy.expiry = (copy.expiry[0] + delay_s, float("inf"))
+                copy.expiry = (copy.expiry[0] + max(0, due - sent_at), float("inf"))
 
     def _overtake(self) -> None:
         """What is still on its way, from another queue or node, finds no room behind what comes now."""

@@ -61,6 +61,8 @@ class State:
     now: float = 0.0
     sent_at: float = 0.0
     step: int = 0
+    #: When messages of transactions were published, by number: their delay begins then.
+    published_at: dict[int, float] = field(default_factory=dict)
     sent_times: dict[int, float] = field(default_factory=dict)
     ordinal: int = 0
     _ticked: float = 0.0

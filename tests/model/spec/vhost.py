@@ -165,8 +165,10 @@ class Vhost(Publishes):
             if isinstance(queue, Queue):
                 for copy in queue.copies:
                     if not copy.message.persistent and copy.may_have_expired(self.now):
-                        # Dead-lettered before, its transient letter is lost.
+                        # Dead-lettered before, its transient letter is lost; but not one in a quorum queue.
                         copy.vague = True
+                        if copy.ready or copy.waits:
+                            self.dead_letter(queue, copy, "expired", certain=False)
         held = {}
         for session in sessions:
             for channel in session.channels.values():
