@@ -729,3 +729,32 @@ def test_what_expires_while_another_node_takes_its_queue_away_may_be_dead_letter
     three.publish("q")
     three.model.remove_queue(queue)
     assert [copy.presence for copy in dead.copies] == [Presence.MAYBE]
+
+
+def test_of_two_messages_with_one_id_by_two_nodes_either_may_be_the_duplicate(three: Talk) -> None:
+    log = three.stream("s", x_deduplication=True)
+    three.publish("s", headers={"x-deduplication-id": "a"})
+    three.session = Session(1, User("guest"), "n2")
+    three.channel = three.open(1)
+    three.publish("s", headers={"x-deduplication-id": "a"})
+    assert [entry.presence for entry in log.entries] == [Presence.MAYBE, Presence.MAYBE]
+    log.see(0, 2)
+
+
+def test_a_queue_need_not_exist_before_the_commit(talk: Talk) -> None:
+    talk.done(talk.model.select(talk.channel, "tx"))
+    talk.publish("q")
+    queue = talk.declare("q")
+    talk.done(talk.model.commit(talk.channel))
+    assert [copy.message.number for copy in queue.copies] == [1]
+
+
+def test_a_delay_begins_with_the_publish(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True)
+    talk.done(talk.model.select(talk.channel, "tx"))
+    talk.publish("q", headers={"x-delay": 1000})
+    talk.step(0.9)
+    talk.done(talk.model.commit(talk.channel))
+    [copy] = queue.waiting()
+    assert copy.due is not None
+    assert copy.due[0] < talk.at_s + 0.2

@@ -166,6 +166,8 @@ class Publishes(Consuming):
         identity, seen = message.headers.get("x-deduplication-id"), None
         if log.arguments.get("x-deduplication") and identity is not None:
             seen = log.remembered.get(identity)
+            if self._may_overtake(log, identity, lane):
+                seen = Presence.MAYBE
             if seen is Presence.SURE:
                 return
             log.remembered[identity] = Presence.SURE if choice is None else Presence.MAYBE
@@ -188,6 +190,25 @@ class Publishes(Consuming):
                 and log.name in self.streams_of(queue.arguments["x-stream"])
             ):
                 self._into_group(queue, log, entry)
+
+    def _may_overtake(self, log: Log, identity: str, lane: str) -> bool:
+        """True if another node may still have a message with this id, which is the duplicate then."""
+        late = [
+            entry
+            for entry in log.entries
+            if entry.arrived is None
+            and entry.lane != lane
+            and entry.message.headers.get("x-deduplication-id") == identity
+        ]
+        if self.broker.prompt or not late:
+            return False
+        for entry in late:
+            entry.presence, entry.repeated = Presence.MAYBE, True
+            for group in self.queues.values():
+                for copy in group.copies if isinstance(group, Queue) and _is_group(group) else ():
+                    if copy.message is entry.message and copy.arrived is None:
+                        copy.presence = Presence.MAYBE
+        return True
 
     def _supersede(self, log: Log, message: Message) -> None:
         """Messages of the same key may be compacted away now, before a group has read them."""
