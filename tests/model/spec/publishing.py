@@ -338,7 +338,7 @@ class Publishes(Consuming):
                     if publishing.outcomes == {"nack"}
                     else codes | {PRECONDITION_FAILED}
                 )
-            if mandatory and not targets:
+            if mandatory and not any(name in self.queues for name in targets):
                 channel.returns.append(publishing)
         channel.tx_publishes = []
         settles, channel.tx_settles = channel.tx_settles, []

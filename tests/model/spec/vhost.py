@@ -167,7 +167,7 @@ class Vhost(Publishes):
                     if not copy.message.persistent and copy.may_have_expired(self.now):
                         # Dead-lettered before, its transient letter is lost; but not one in a quorum queue.
                         copy.vague = True
-                        if copy.ready or copy.waits:
+                        if copy.ready or copy.waits or (copy.held and orderly):
                             self.dead_letter(queue, copy, "expired", certain=False)
         held = {}
         for session in sessions:
