@@ -29,6 +29,7 @@ FOREIGN = {
     "fault": "none",
     "deduplication": "no",
     "groups": "no",
+    "level": "none",
     "delay": "none",
     "pause": "none",
     "compaction": "no",

@@ -12,6 +12,7 @@ from typing import Any, cast
 import pytest
 
 from tests.model import pairs
+from tests.model.batches import decoded
 from tests.model.brokers import as_old
 from tests.model.campaign import Campaign, begins_old
 from tests.model.generator import draw
@@ -758,3 +759,31 @@ def test_a_delay_begins_with_the_publish(talk: Talk) -> None:
     [copy] = queue.waiting()
     assert copy.due is not None
     assert copy.due[0] < talk.at_s + 0.2
+
+
+def test_what_only_the_leader_has_confirmed_is_not_there_for_sure(three: Talk) -> None:
+    three.done(three.model.select(three.channel, "confirm"))
+    queue = three.declare("q", "quorum")
+    three.publish("q", headers={"x-confirm": "leader"})
+    three.publish("q")
+    three.model.on_confirm(three.channel, 2, multiple=True, nack=False)
+    assert [copy.presence for copy in queue.copies] == [Presence.COMING, Presence.SURE]
+
+
+def test_a_batch_counts_once_and_has_all_its_messages(talk: Talk) -> None:
+    talk.stream("s")
+    talk.publish("s", 3)
+    talk.step()
+    talk.done(talk.model.qos(talk.channel, 1, False))
+    arguments = {"x-stream-offset": 1, "x-stream-batches": True}
+    talk.done(talk.model.consume(talk.channel, "s", "c", arguments=arguments))
+    headers = {"x-stream-offset": 0, "x-stream-next-offset": 3, "x-stream-count": 3, "x-stream-skip": 1}
+    talk.model.on_batch(talk.channel, 1, "c", headers, [(0, 1), (1, 2), (2, 3)])
+    assert talk.channel.unacked[1].offsets == (1, 2)
+    with pytest.raises(Broken, match="more than its prefetch"):
+        talk.model.on_batch(talk.channel, 2, "c", headers | {"x-stream-skip": 0}, [(0, 1), (1, 2), (2, 3)])
+
+
+def test_batches_are_decoded_as_documented() -> None:
+    with pytest.raises(Broken, match="a head that is wrong"):
+        decoded(bytes(48))

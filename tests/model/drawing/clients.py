@@ -68,6 +68,8 @@ class Clients:
             headers["x-stream-filter-value"] = chance.choice(["f1", "f2"])
         if row["retention"] == "yes":
             message["size"] = 100
+        if row["level"] != "none" and chance.random() < 0.5:
+            headers["x-confirm"] = row["level"]
         if chance.random() < 0.05 and row["exchange"] not in CHOOSING:
             headers["CC"] = ["q1"]
         return message | ({"headers": headers} if headers else {})
@@ -168,12 +170,17 @@ class Clients:
                     "x-group": self.chance.choice(["ann", "ann", "ann", "bob", "bob", "cid"]),
                     "x-stream-offset-default": "first",
                 }
+                if self.chance.random() < 0.2:
+                    step["arguments"]["x-stream-batches"] = True
                 self.consuming.append((client, tag))
                 self.add("consume", **step)
                 return
-            if self.chance.random() < 0.3:
+            batched = row["consume"] == "batches" and self.chance.random() < 0.8
+            if batched:
+                step["arguments"]["x-stream-batches"] = True
+            if self.chance.random() < (0.05 if batched else 0.3):
                 step["arguments"]["x-stream-filter"] = ["f1"]
-            if self.chance.random() < 0.3:
+            if self.chance.random() < (0.05 if batched else 0.3):
                 step["arguments"]["x-stream-timestamps"] = True
         elif row["consume"] == "no-ack":
             step["no_ack"] = True
@@ -181,6 +188,9 @@ class Clients:
             step["exclusive"] = True
         elif row["consume"] == "priorities":
             step["arguments"] = {"x-priority": self.chance.choice([0, 1, 5])}
+        if row["consume"] == "batches" and step["queue"] != self.queue and self.chance.random() < 0.3:
+            # Only streams have them.
+            step["arguments"] = {"x-stream-batches": True}
         self.consuming.append((client, tag))
         self.add("consume", **step)
 

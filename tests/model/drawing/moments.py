@@ -44,6 +44,8 @@ class Moments(Declarations):
             out.append((self.chance.randint(0, count // 2), self._permission))
         if row["compaction"] == "yes":
             out.append((self.chance.randint(0, count), self._compacted))
+        if row["consume"] == "by name":
+            out.append((self.chance.randint(0, count), self._names))
         if row["retention"] == "yes":
             out.append((self.chance.randint(0, count), self._much))
         if row["dead-letter"] == "retry":
@@ -355,6 +357,23 @@ class Moments(Declarations):
             arguments={"x-partitions": 3},
         )
 
+    def _names(self) -> None:
+        """Two readers get on by their names, and there is no room for a third name."""
+        self._publish()
+        for name in ("ann", "bob", "cid"):
+            self.tags += 1
+            arguments = {
+                "x-stream-offset": "committed",
+                "x-group": name,
+                "x-stream-offset-default": "first",
+            }
+            tag = f"c{self.tags}"
+            self.add("qos", client=1, channel=11, count=10)
+            self.add("consume", client=1, channel=11, queue=self.queue, tag=tag, arguments=arguments)
+            self.add("wait", ms=30)
+            self.add("settle", client=1, channel=11, how="ack", multiple=True, count=0)
+            self.add("cancel", client=1, channel=11, tag=tag)
+
     def _compacted(self) -> None:
         """A key is deleted, and enough comes after that for a pass over full segments."""
         keyed = [self._message() | {"headers": {"x-stream-key": "gone"}, "size": size} for size in (100, 0)]
@@ -362,6 +381,9 @@ class Moments(Declarations):
             self.add("publish", client=0, channel=2, exchange="", key="s", messages=[message])
             filler = [self._message() | {"size": 100} for _ in range(12)]
             self.add("publish", client=0, channel=2, exchange="", key="s", messages=filler)
+            if message is keyed[0] and self.chance.random() < 0.5:
+                # A pass before the key is deleted.
+                self.add("wait", ms=1_300)
         self.add("wait", ms=1_300)
         self.add(
             "publish",

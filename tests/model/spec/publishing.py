@@ -97,7 +97,8 @@ class Publishes(Consuming):
         choice: Choice | None = None,
     ) -> Publishing:
         publishing = Publishing(message, [], {"ack"})
-        prompt = self.broker.prompt or (channel.confirming and awaited) or channel.transactional
+        early = message.headers.get("x-confirm") == "leader"
+        prompt = self.broker.prompt or (channel.confirming and awaited and not early) or channel.transactional
         presence = Presence.SURE if prompt and not self.troubled else Presence.COMING
         self.ordinal += 1
         if choice is not None:
@@ -229,14 +230,18 @@ class Publishes(Consuming):
 
     def arrive(self, publishing: Publishing) -> None:
         """The publish was confirmed, or an answer behind it says that it was handled."""
+        # Nobody gets it before a majority has it.
+        early = publishing.message.headers.get("x-confirm") == "leader" and self.broker.nodes > 1
         for queue, copy in publishing.copies:
+            if early and queue.replicated:
+                continue
             copy.stored = True
             if copy.arrived is None:
                 queue.arrived(copy)
                 if copy.presence is Presence.COMING and not copy.gone and (copy.waits or copy.due is None):
                     copy.presence = Presence.SURE
                     queue.trim()
-        for log in publishing.logs:
+        for log in publishing.logs if not early else ():
             for entry in log.entries:
                 if entry.message is publishing.message and entry.presence is not Presence.SURE:
                     entry.arrived = self.step

@@ -60,6 +60,8 @@ class Reader:
     time: int = 0
     got: list[tuple[int, int]] = field(default_factory=list)
     over: bool = False
+    #: True if each delivery is a whole batch.
+    batched: bool = False
     #: Of one that has a name.
     position: Position | None = None
     #: True if another one took its name, so that the broker has to cancel it.
@@ -71,8 +73,9 @@ class Reader:
     def spare(self) -> bool:
         return sum(held.reader is self for held in self.channel.unacked.values()) < self.prefetch
 
-    def take(self, offset: int, number: int) -> None:
-        if not self.spare:
+    def take(self, offset: int, number: int, *, first: bool = True) -> None:
+        """A message came; `first` if it is the only one of its delivery, or the first of a batch."""
+        if first and not self.spare:
             raise Broken(f"{self.log.name}: reader {self.tag} got more than its prefetch of {self.prefetch}")
         if self.got and offset <= self.got[-1][0]:
             raise Broken(f"{self.log.name}: reader {self.tag} got offset {offset} after {self.got[-1][0]}")
