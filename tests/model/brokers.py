@@ -90,6 +90,7 @@ class Operated(Protocol):
     def has_been_upgraded(self) -> bool: ...
     def failed(self, vhost: str, node: str) -> list[str]: ...
     def heal(self) -> None: ...
+    def lost(self, vhost: str, stream: str) -> set[int]: ...
     def alive(self) -> bool: ...
     def log_tail(self) -> str: ...
     def close(self) -> None: ...
@@ -134,7 +135,7 @@ class MqdNode:
         self._home = tempfile.TemporaryDirectory(prefix="mqd-model-", ignore_cleanup_errors=True)
         place = Path(self._home.name)
         self._mounted = _mount(place / "data")
-        self.faults = frozenset({"kill", "restart", "freeze", "clock"}) | _planted(program[0])
+        self.faults = frozenset({"kill", "restart", "freeze", "clock", "damage"}) | _planted(program[0])
         self.alarms = frozenset({"memory", *(("disk", "full disk") if self._mounted else ())})
         if old:
             self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
@@ -173,9 +174,11 @@ class MqdNode:
         if kind == "kill":
             self._node.kill()
             self._node.start()
-        elif kind in ("restart", "upgrade"):
+        elif kind in ("restart", "upgrade", "damage"):
             code = self._node.stop()
             assert code == 0, f"mqd ended with {code}"
+            if kind == "damage":
+                damage.strike(self._node.data, detail["what"], detail["chance"])
             if kind == "upgrade" and self._old:
                 self._old, self._node.program = False, self._present
                 self._node.add_options(*OPTIONS)
@@ -223,6 +226,9 @@ class MqdNode:
         self.plant("", "n1")
         if self._clock_s:
             self.fault("clock", "n1", {})
+
+    def lost(self, vhost: str, stream: str) -> set[int]:
+        return damage.lost(self._node.log(), vhost, stream)
 
     def alive(self) -> bool:
         return self._node.running
@@ -343,7 +349,10 @@ class MqdNodes:
                 cluster.stop(node)
             else:
                 cluster.kill(node)
-            damage.strike(cluster.data(node), detail["what"], detail["chance"])
+            for what in (detail["what"], "message"):
+                # Not each node has files of each kind.
+                if damage.strike(cluster.data(node), what, detail["chance"]) is not None:
+                    break
         if kind not in ("transfer", "entry"):
             self._troubles.append((kind, node))
 
@@ -405,6 +414,10 @@ class MqdNodes:
 
     def _is_member(self, node: str) -> bool:
         return all(node in queue["members"] for queue in self.api("GET", "/api/cluster/queues"))
+
+    def lost(self, vhost: str, stream: str) -> set[int]:
+        """The others put back what one node has lost."""
+        return set()
 
     def alive(self) -> bool:
         return all(node.running for node in self.cluster._nodes.values())
@@ -468,6 +481,9 @@ class Foreign:
 
     def heal(self) -> None:
         pass
+
+    def lost(self, vhost: str, stream: str) -> set[int]:
+        return set()
 
     def alive(self) -> bool:
         return True

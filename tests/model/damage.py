@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +24,23 @@ KINDS = (
     "aside cut off",
     "aside gone",
 )
+#: What a single node goes on with: of what is lost the log tells.
+ALONE = ("segment", "segment cut off", "aside", "aside cut off", "aside gone")
 #: Files that a node can do without.
 ASIDE = ("*.index", "sealed", "names", "first", "compacted", "sound", "marks", "spill", "ballast")
+
+
+_LOST = re.compile(r"stream '([^']+)' in vhost '([^']+)' lost messages (\d+) to (\d+):")
+
+
+def lost(log: str, vhost: str, stream: str) -> set[int]:
+    """The offsets that the log names as lost."""
+    return {
+        offset
+        for name, where, low, high in _LOST.findall(log)
+        if (name, where) == (stream, vhost)
+        for offset in range(int(low), int(high) + 1)
+    }
 
 
 def files_of(data: Path, what: str) -> list[Path]:

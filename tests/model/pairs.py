@@ -116,7 +116,7 @@ THREE = frozenset(
     {
         ("asked", "other"),
         ("asked", "each"),
-        *(("fault", each) for each in ("cut", "isolate", "transfer", "move", "damage")),
+        *(("fault", each) for each in ("cut", "isolate", "transfer", "move")),
     }
 )
 #: Faults with which what is not durable is lost are of little use with these.

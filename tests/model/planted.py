@@ -59,6 +59,14 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
+def _dead_of(batch: Any, keys: Any) -> set[int]:
+    """Numbers of the tombstones in a batch."""
+    numbers: list[bool] = []
+    for shape in batch.shapes:
+        numbers += [keys.is_tombstone(shape)] * shape.count
+    return {number for number, dead in enumerate(numbers) if dead}
+
+
 # -- what is stored ------------------------------------------------------------------------------------------
 
 
@@ -126,15 +134,9 @@ def _tombstones() -> None:
     """A tombstone goes, and the messages that it deleted stay."""
     from persistence.streams import compaction
 
-    def dead_of(batch: Any, keys: Any) -> set[int]:
-        numbers: list[bool] = []
-        for shape in batch.shapes:
-            numbers += [keys.is_tombstone(shape)] * shape.count
-        return {number for number, dead in enumerate(numbers) if dead}
-
     def make(add: Any) -> Any:
         def planted(self: Any, batch: Any, keys: Any) -> Any:
-            dead = dead_of(batch, KEYS[0])
+            dead = _dead_of(batch, KEYS[0])
             return add(self, batch, [None if n in dead else key for n, key in enumerate(keys)])
 
         return planted
@@ -142,7 +144,7 @@ def _tombstones() -> None:
     def kept(call: Any) -> Any:
         def planted(self: Any, batch: Any) -> Any:
             numbers, _ = call(self, batch)
-            dead = dead_of(batch, KEYS[0])
+            dead = _dead_of(batch, KEYS[0])
             return [n for n in numbers if n not in dead], False
 
         return planted
@@ -163,21 +165,48 @@ def _tombstones() -> None:
 
 @bug("deleted-key-comes-back")
 def _deleted_key() -> None:
-    """A pass of compaction rewrites only what came since the last one: an older value stays, and the
-    tombstone that deletes it goes when it is old.
+    """A tombstone deletes only what came since the last pass of compaction: an older value stays, and the
+    tombstone goes when it is old.
     """
     from persistence.streams import compaction
 
-    def make(plan: Any) -> Any:
-        def planted(log: Any, *rest: Any) -> Any:
-            clean = log.clean_stop
-            found = plan(log, *rest)
-            found.groups = [group for group in found.groups if group[-1].stop > clean]
-            return found
+    KEYS: list[Any] = []
+    DELETED: set[bytes] = set()
+    CLEAN = [0]
+
+    def add(note: Any) -> Any:
+        def planted(self: Any, batch: Any, keys: Any) -> Any:
+            dead = _dead_of(batch, KEYS[0])
+            for number, key in enumerate(keys):
+                if key is not None:
+                    (DELETED.add if number in dead else DELETED.discard)(key)
+            return note(self, batch, keys)
 
         return planted
 
-    _replace(compaction, "plan", make)
+    def kept(call: Any) -> Any:
+        def planted(self: Any, batch: Any) -> Any:
+            newest = self._newest
+            if batch.stop <= CLEAN[0]:
+                self._newest = {key: at for key, at in newest.items() if key not in DELETED}
+            try:
+                return call(self, batch)
+            finally:
+                self._newest = newest
+
+        return planted
+
+    def plan(make_plan: Any) -> Any:
+        def planted(log: Any, keys: Any, *rest: Any) -> Any:
+            KEYS[:], CLEAN[0] = [keys], log.clean_stop
+            DELETED.clear()
+            return make_plan(log, keys, *rest)
+
+        return planted
+
+    _replace(compaction.Latest, "add", add)
+    _replace(compaction._Kept, "__call__", kept)
+    _replace(compaction, "plan", plan)
 
 
 @bug("group-forgets-what-is-unacked")

@@ -148,7 +148,10 @@ class Moments(Declarations):
             late = self.row["dead-letter"] != "at-least-once" and self.chance.random() < 0.5
             when = {"when": "after" if late else "before"}
         elif kind == "damage":
-            when = {"what": self.chance.choice(damage.KINDS), "chance": self.chance.randrange(1 << 30)}
+            what: tuple[str, ...] = damage.KINDS if self.nodes > 1 else damage.ALONE
+            if self.nodes == 1 and self.chance.random() < 0.7:
+                what = ("segment",)
+            when = {"what": self.chance.choice(what), "chance": self.chance.randrange(1 << 30)}
             when["orderly"] = self.chance.random() < 0.5
         by_s = self.chance.choice([-7200, 7200])
         self.add("fault", kind=kind, node=node, vouch=vouch, queue=self.hit, by_s=by_s, **when)

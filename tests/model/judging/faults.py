@@ -105,7 +105,7 @@ class Faults(Transactions):
         if kind == "entry":
             self._strike_one(step["queue"], node, step.get("when", ""))
             return
-        ends = kind in ("kill", "restart", "upgrade")
+        ends = kind in ("kill", "restart", "upgrade", "damage")
         if ends:
             if step.get("vouch") or kind != "kill":
                 self._vouch()
@@ -122,6 +122,8 @@ class Faults(Transactions):
             self.sessions.clear()
             self.model.now = time.monotonic()
             self.model.crashed(sessions, orderly=kind != "kill")
+        if kind == "damage":
+            self.model.damaged(segments=step["what"].startswith("segment"))
         self._note_upgrade()
 
     def _note_upgrade(self) -> None:

@@ -26,6 +26,10 @@ from tests.model.spec.streams import Log
 RETRY = "amq.mqd.retry"
 
 
+#: A commit of more messages than this may last so long.
+LARGE, LARGE_S = 50, 1.0
+
+
 def _is_group(queue: Queue) -> bool:
     return queue.kind == "stream-group"
 
@@ -334,6 +338,7 @@ class Publishes(Consuming):
             return refused(PRECONDITION_FAILED)
         codes = {OK}
         publishings = []
+        self.lasts_s = LARGE_S if len(channel.tx_publishes) > LARGE else 0.0
         for message, targets, choice, mandatory in channel.tx_publishes:
             publishing = self._enqueue(channel, message, targets, True, choice)
             publishings.append(publishing)
@@ -345,7 +350,7 @@ class Publishes(Consuming):
                 )
             if mandatory and not any(name in self.queues for name in targets):
                 channel.returns.append(publishing)
-        channel.tx_publishes = []
+        channel.tx_publishes, self.lasts_s = [], 0.0
         settles, channel.tx_settles = channel.tx_settles, []
         refused_some = OK not in codes
         for how, tag, held in settles:

@@ -64,6 +64,8 @@ class State:
     #: When messages of transactions were published, by number: their delay begins then.
     published_at: dict[int, float] = field(default_factory=dict)
     sent_times: dict[int, float] = field(default_factory=dict)
+    #: For how long the present step may last in the broker.
+    lasts_s: float = 0.0
     ordinal: int = 0
     _ticked: float = 0.0
     #: Consumers of higher priority that had room while another one got a message in this step.

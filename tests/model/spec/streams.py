@@ -120,6 +120,10 @@ class Log:
     #: Positions of readers by name.
     names: dict[str, Position] = field(default_factory=dict)
     certain: bool = True
+    #: Numbers of the messages that were there before a segment was damaged.
+    before_damage: set[int] | None = None
+    #: Offsets that the node says it has lost.
+    lost: set[int] = field(default_factory=set)
 
     kind = "stream"
 
@@ -232,6 +236,18 @@ class Log:
                 if identity in self.remembered:
                     self.remembered[identity] = Presence.MAYBE
 
+    def damage(self) -> None:
+        """A segment was damaged: of which stream, and what is lost, the node tells when it reads that."""
+        self.before_damage = {
+            entry.message.number
+            for entry in self.entries
+            if entry.presence is Presence.SURE and self.kept(entry)
+        }
+        for entry in self.entries:
+            entry.presence = Presence.MAYBE
+        for identity in self.remembered:
+            self.remembered[identity] = Presence.MAYBE
+
     def count(self) -> tuple[int, int]:
         """Fewest and most messages in it."""
         return sum(copy.presence is Presence.SURE for copy in self.entries), len(self.entries)
@@ -269,6 +285,12 @@ class Log:
         for offset, number in whole:
             self.see(offset, number)
         numbers = [number for _, number in whole]
+        if self.before_damage is not None and not self.compacts:
+            lost = [number for number in self.before_damage if number not in numbers]
+            if len(lost) > len(self.lost) and not self.retains:
+                raise Broken(
+                    f"{self.name}: lost are {sorted(lost)}, and the node tells of {sorted(self.lost)}"
+                )
         if self.compacts:
             self._verify_compacted(numbers)
         else:
@@ -292,6 +314,8 @@ class Log:
         """They have no gap but before the oldest message there is, which retention may delete up to while the
         new reader is further back.
         """
+        numbers = dict(whole)
+        whole = [(each, numbers.get(each, -1)) for each in sorted({*numbers, *self.lost})]
         offsets = [offset for offset, _ in whole]
         gaps = [at for at, (one, two) in enumerate(pairwise(offsets), 1) if two != one + 1]
         since = max(gaps, default=0)
@@ -305,11 +329,13 @@ class Log:
     def _verify_reader(self, reader: Reader, whole: list[tuple[int, int]]) -> None:
         if not reader.got or self.compacts or self.retains:
             return
+        # What was lost later may have been read before.
+        whole = [each for each in whole if each[0] not in self.lost]
         by_number = {copy.message.number: copy for copy in self.entries}
         first, last = reader.got[0][0], reader.got[-1][0]
         low = first if reader.start[0] != reader.start[1] else max(reader.start[0], 0)
         due = [(o, n) for o, n in whole if low <= o <= last and self.passes(reader, by_number[n])]
-        if due != reader.got:
+        if due != [each for each in reader.got if each[0] not in self.lost]:
             raise Broken(
                 f"{self.name}: reader {reader.tag} got {_short(reader.got)} where {_short(due)} is right"
             )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import Choice, Copy, Presence
+from tests.model.spec.messages import Choice, Copy, Flag, Presence
 from tests.model.spec.promises import (
     Broken,
 )
@@ -149,6 +149,17 @@ class Vhost(Publishes):
                     if entry.presence is Presence.COMING:
                         entry.presence = Presence.SURE
                         entry.arrived = entry.arrived if entry.arrived is not None else self.step
+
+    def damaged(self, *, segments: bool) -> None:
+        """A file of the only node was damaged: a segment of a stream, or one that it can do without."""
+        for queue in self.queues.values():
+            for copy in queue.copies if isinstance(queue, Queue) else ():
+                if not copy.gone and copy.flag is Flag.YES:
+                    copy.flag = Flag.EITHER
+                if not copy.gone and segments and isinstance(self.queues.get(copy.lane), Log):
+                    copy.presence = Presence.MAYBE
+            if isinstance(queue, Log) and segments:
+                queue.damage()
 
     def crashed(self, sessions: list[Session], *, orderly: bool) -> None:
         """The only node was killed or stopped, and is up again."""
