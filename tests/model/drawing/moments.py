@@ -256,7 +256,21 @@ class Moments(Declarations):
             "no write": [".*", "^$", ".*"],
             "no configure": ["^$", ".*", ".*"],
         }
+        reads = self.row["permission"] == "no read" and self.kind == "stream"
+        read: Step = {
+            "client": 2,
+            "channel": 12,
+            "queue": self.queue,
+            "arguments": {"x-stream-offset": "next"},
+        }
+        if reads:
+            # Who could read it may not read it any more.
+            self.add("qos", client=2, channel=12, count=10)
+            self.add("consume", tag="u2", **read)
+            self.add("cancel", client=2, channel=12, tag="u2")
         self.add("permissions", user="u", permissions=patterns[self.row["permission"]])
+        if reads:
+            self.add("consume", tag="u3", **read)
         queue = self.queue
         steps: list[Step] = [
             {"op": "get", "queue": queue},
@@ -387,13 +401,9 @@ class Moments(Declarations):
             if message is keyed[0] and self.chance.random() < 0.5:
                 # A pass before the key is deleted.
                 self.add("wait", ms=1_300)
-        self.add("wait", ms=1_300)
-        self.add(
-            "publish",
-            client=0,
-            channel=2,
-            exchange="",
-            key="s",
-            messages=[self._message() | {"size": 100} for _ in range(12)],
-        )
+        # A pass that removes the tombstone comes when it has been alone for a second.
+        for _ in range(2):
+            self.add("wait", ms=1_300)
+            filler = [self._message() | {"size": 100} for _ in range(12)]
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=filler)
         self.add("wait", ms=700)
