@@ -152,7 +152,12 @@ class Faults(Transactions):
         self._until("it has not failed", lambda: self._trigger(queue) or isinstance(self._look(name), int))
         self.broker.plant("", node)
         queue.crash()
+        if isinstance(queue, Queue):
+            # Waits end meanwhile, and nothing is dropped.
+            queue.reachable = False
         self._await_queue(queue)
+        if isinstance(queue, Queue):
+            queue.reachable = True
 
     def _await_queue(self, queue: Queue | Log) -> None:
         name = queue.name

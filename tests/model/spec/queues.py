@@ -347,7 +347,9 @@ class Queue:
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             # What may still wait is not dropped, and stays in the way of others.
             over = over and not copy.may_be_retried
-            self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
+            self.vhost.dead_letter(
+                self, copy, "maxlen", certain=certain and self.reachable and not racing and over
+            )
 
     def _trim_in_any_order(self) -> None:
         """Several waits have ended, and nobody knows in which order: of too many messages, each may have been
