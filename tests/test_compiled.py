@@ -39,6 +39,28 @@ def test_what_every_message_passes_is_compiled() -> None:
     assert hot <= set(MODULES), {name: SETUP["obstacle"](ROOT / name) for name in hot - set(MODULES)}
 
 
+def test_no_class_has_a_method_under_a_second_name() -> None:
+    """In a compiled class that would be an attribute whose value is looked up in the module when an object is
+    made, and is not found there.
+    """
+    found = []
+    for name in MODULES:
+        for node in ast.walk(ast.parse((ROOT / name).read_bytes())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            methods = {
+                each.name for each in node.body if isinstance(each, ast.FunctionDef | ast.AsyncFunctionDef)
+            }
+            found += [
+                f"{name}: {node.name}: {ast.unparse(each)}"
+                for each in node.body
+                if isinstance(each, ast.Assign)
+                and isinstance(each.value, ast.Name)
+                and each.value.id in methods
+            ]
+    assert not found
+
+
 def _bases(path: Path) -> Iterator[tuple[str, str, str]]:
     """Each class and its bases: class, module of the base, base."""
     tree = ast.parse(path.read_bytes())

@@ -29,6 +29,7 @@ FOREIGN = {
     "fault": "none",
     "deduplication": "no",
     "groups": "no",
+    "level": "none",
     "delay": "none",
     "pause": "none",
     "compaction": "no",
@@ -66,13 +67,13 @@ def arguments(words: list[str]) -> argparse.Namespace:
     return parser.parse_args(words)
 
 
-def broker_of(asked: argparse.Namespace, *, old: bool = False) -> Operated:
+def broker_of(asked: argparse.Namespace, *, old: bool = False, pure: bool = False) -> Operated:
     if asked.amqp_url:
         return Foreign(asked.amqp_url, asked.http_url)
     program, environment = planted.started_with(asked.planted)
     if asked.nodes == 3:
-        return MqdNodes(program, environment, old=old)
-    return MqdNode(program, environment, old=old)
+        return MqdNodes(program, environment, old=old, pure=pure)
+    return MqdNode(program, environment, old=old, pure=pure)
 
 
 def main(words: list[str]) -> int:

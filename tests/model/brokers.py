@@ -20,19 +20,24 @@ from urllib.parse import quote, urlsplit
 
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.ports import free_ports
-from conformance_tests.programs import python
 from quorum_queue.machine import versions
 from tests.cluster import disks, releases, shifted_clock
 from tests.cluster import planted as planted_entries
-from tests.cluster.mqd import TROUBLED, MqdCluster
+from tests.cluster.mqd import PURE, TROUBLED, MqdCluster
 from tests.cluster.nodes import wait_for
+from tests.model import damage
 from tests.model.spec.state import Broker
 from tests.reliability.node import Node
 
 PASSWORD = "secret"
+#: Names of offsets that a stream keeps.
+NAMES_MAX = 2
 #: So that compaction and retention have several segments in programs of some dozens of messages.
 #: Segments are small, and written at once: else no program would be long enough for compaction and retention.
-OPTIONS = ("--stream-segment-bytes-min", "1000", "--stream-flush-ms", "50")
+OPTIONS = (
+    *("--stream-segment-bytes-min", "1000", "--stream-flush-ms", "50"),
+    *("--stream-names-max", str(NAMES_MAX)),
+)
 #: The data directory of a single node is a file system of its own, where it can be mounted. It has so many
 #: bytes, and there is an alarm if fewer than these are free.
 DISK_BYTES, FLOOR_BYTES = 192 << 20, 8 << 20
@@ -77,7 +82,7 @@ class Operated(Protocol):
     def api(self, method: str, path: str, body: Any = None) -> Any: ...
     def taken_for_granted(self) -> Broker: ...
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None: ...
-    def plant(self, queue: str, node: str) -> None: ...
+    def plant(self, queue: str, node: str, when: str = "") -> None: ...
     def other_end(self, node: str) -> str: ...
     def raise_alarm(self, kind: str, node: str) -> None: ...
     def end_alarm(self, kind: str, node: str) -> None: ...
@@ -85,6 +90,7 @@ class Operated(Protocol):
     def has_been_upgraded(self) -> bool: ...
     def failed(self, vhost: str, node: str) -> list[str]: ...
     def heal(self) -> None: ...
+    def lost(self, vhost: str, stream: str) -> set[int]: ...
     def alive(self) -> bool: ...
     def log_tail(self) -> str: ...
     def close(self) -> None: ...
@@ -102,9 +108,9 @@ def path(*parts: str) -> str:
 
 
 @cache
-def _planted() -> frozenset[str]:
+def _planted(interpreter: str) -> frozenset[str]:
     """A failure is planted in the class of a queue's host, which is not possible where that is compiled."""
-    command = [python(), "-P", "-c", "from amqp_server.build import BUILD; print(BUILD)"]
+    command = [interpreter, "-P", "-c", "from amqp_server.build import BUILD; print(BUILD)"]
     built = subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
     return frozenset({"entry"} if built == "pure" else ())
 
@@ -122,12 +128,14 @@ class MqdNode:
         options: Sequence[str] = (),
         *,
         old: bool = False,
+        pure: bool = False,
     ) -> None:
+        program = PURE if pure else program
         self._old = old
         self._home = tempfile.TemporaryDirectory(prefix="mqd-model-", ignore_cleanup_errors=True)
         place = Path(self._home.name)
         self._mounted = _mount(place / "data")
-        self.faults = frozenset({"kill", "restart", "freeze", "clock"}) | _planted()
+        self.faults = frozenset({"kill", "restart", "freeze", "clock", "damage"}) | _planted(program[0])
         self.alarms = frozenset({"memory", *(("disk", "full disk") if self._mounted else ())})
         if old:
             self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
@@ -156,7 +164,8 @@ class MqdNode:
         return request(f"http://guest:guest@127.0.0.1:{self._node.http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        return as_old(Broker()) if self._old else Broker()
+        present = Broker(names_max=NAMES_MAX)
+        return as_old(present) if self._old else present
 
     def has_been_upgraded(self) -> bool:
         return not self._old
@@ -165,9 +174,11 @@ class MqdNode:
         if kind == "kill":
             self._node.kill()
             self._node.start()
-        elif kind in ("restart", "upgrade"):
+        elif kind in ("restart", "upgrade", "damage"):
             code = self._node.stop()
             assert code == 0, f"mqd ended with {code}"
+            if kind == "damage":
+                damage.strike(self._node.data, detail["what"], detail["chance"])
             if kind == "upgrade" and self._old:
                 self._old, self._node.program = False, self._present
                 self._node.add_options(*OPTIONS)
@@ -180,8 +191,8 @@ class MqdNode:
             self._clock_s = detail.get("by_s", 3600) if not self._clock_s else 0
             shifted_clock.set_clock(Path(self._home.name) / "clock", self._clock_s)
 
-    def plant(self, queue: str, node: str) -> None:
-        planted_entries.plant(Path(self._home.name) / "plant", queue, 1 if queue else 0)
+    def plant(self, queue: str, node: str, when: str = "") -> None:
+        planted_entries.plant(Path(self._home.name) / "plant", queue, 1 if queue else 0, when)
 
     def other_end(self, node: str) -> str:
         raise AssertionError("a single node has no links")
@@ -215,6 +226,9 @@ class MqdNode:
         self.plant("", "n1")
         if self._clock_s:
             self.fault("clock", "n1", {})
+
+    def lost(self, vhost: str, stream: str) -> set[int]:
+        return damage.lost(self._node.log(), vhost, stream)
 
     def alive(self) -> bool:
         return self._node.running
@@ -259,10 +273,12 @@ class MqdNodes:
         environment: dict[str, str] | None = None,
         *,
         old: bool = False,
+        pure: bool = False,
     ) -> None:
-        self.faults = (
-            frozenset({"kill", "restart", "freeze", "cut", "isolate", "transfer", "clock"}) | _planted()
-        )
+        program = PURE if pure else program
+        self.faults = frozenset(
+            {"kill", "restart", "freeze", "cut", "isolate", "transfer", "clock", "move", "damage"}
+        ) | _planted(program[0])
         if old:
             self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
         begins_as = releases.program(releases.WHEELS[-1]) if old else program
@@ -289,7 +305,7 @@ class MqdNodes:
         return request(f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        present = Broker(nodes=3, prompt=False, slack_s=1.0)
+        present = Broker(nodes=3, prompt=False, slack_s=1.0, names_max=NAMES_MAX)
         return as_old(present) if self._old else present
 
     def has_been_upgraded(self) -> bool:
@@ -326,14 +342,25 @@ class MqdNodes:
             sever(cluster.links, node, self.other_end(node), hold=True)
         elif kind == "clock":
             cluster.set_clock(node, detail.get("by_s", 3600))
+        elif kind == "move":
+            cluster.mqctl(node, "cluster", "shrink", node)
+        elif kind == "damage":
+            if detail.get("orderly"):
+                cluster.stop(node)
+            else:
+                cluster.kill(node)
+            for what in (detail["what"], "message"):
+                # Not each node has files of each kind.
+                if damage.strike(cluster.data(node), what, detail["chance"]) is not None:
+                    break
         if kind not in ("transfer", "entry"):
             self._troubles.append((kind, node))
 
     def transfer(self, vhost: str, queue: str, node: str) -> None:
         self.cluster.mqctl(node, "cluster", "transfer-leader", "--vhost", vhost, queue, node)
 
-    def plant(self, queue: str, node: str) -> None:
-        planted_entries.plant(self.cluster._directory / node / "plant", queue, 1 if queue else 0)
+    def plant(self, queue: str, node: str, when: str = "") -> None:
+        planted_entries.plant(self.cluster._directory / node / "plant", queue, 1 if queue else 0, when)
 
     def alarmed(self) -> bool:
         return any(
@@ -368,6 +395,10 @@ class MqdNodes:
         for kind, node in troubles:
             if kind in ("kill", "restart", "upgrade"):
                 cluster.restart(node)
+            elif kind == "damage":
+                damage.start(cluster, node)
+            elif kind == "move":
+                cluster.mqctl(node, "cluster", "grow", node)
             elif kind == "freeze":
                 cluster.thaw(node)
             elif kind == "isolate":
@@ -378,6 +409,15 @@ class MqdNodes:
                 cluster.set_clock(node, 0)
         if troubles:
             wait_for("all nodes see each other", cluster._formed)
+        for _, node in (each for each in troubles if each[0] == "move"):
+            wait_for(f"{node} is a member again", partial(self._is_member, node))
+
+    def _is_member(self, node: str) -> bool:
+        return all(node in queue["members"] for queue in self.api("GET", "/api/cluster/queues"))
+
+    def lost(self, vhost: str, stream: str) -> set[int]:
+        """The others put back what one node has lost."""
+        return set()
 
     def alive(self) -> bool:
         return all(node.running for node in self.cluster._nodes.values())
@@ -418,7 +458,7 @@ class Foreign:
     def fault(self, kind: str, node: str, detail: dict[str, Any]) -> None:
         raise AssertionError("no faults here")
 
-    def plant(self, queue: str, node: str) -> None:
+    def plant(self, queue: str, node: str, when: str = "") -> None:
         raise AssertionError("nothing is planted here")
 
     def other_end(self, node: str) -> str:
@@ -441,6 +481,9 @@ class Foreign:
 
     def heal(self) -> None:
         pass
+
+    def lost(self, vhost: str, stream: str) -> set[int]:
+        return set()
 
     def alive(self) -> bool:
         return True

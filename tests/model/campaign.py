@@ -31,6 +31,8 @@ class Campaign:
     ) -> None:
         self._make, self.nodes, self.seed, self._keep, self._patience_s = make, nodes, seed, keep, patience_s
         self._broker: Operated | None = None
+        #: One that can have faults that a compiled broker can't have.
+        self._pure: Operated | None = None
         self._vhosts = 0
         self.programs = self.steps = self.skipped = 0
         self.covered: set[pairs.Pair] = set()
@@ -42,17 +44,31 @@ class Campaign:
             self.product = self._broker.product
         return self._broker
 
+    def _broker_for(self, program: Program) -> Operated:
+        if not needs_pure(program) or needs_pure(program) in self.broker().faults:
+            return self.broker()
+        if self._pure is None:
+            self._pure = self._make(pure=True)
+        return self._pure
+
     def close(self) -> None:
-        if self._broker is not None:
-            self._broker.close()
+        for broker in (self._broker, self._pure):
+            if broker is not None:
+                self._end(broker)
+
+    def _end(self, broker: Operated) -> None:
+        broker.close()
+        if broker is self._broker:
             self._broker = None
+        if broker is self._pure:
+            self._pure = None
 
     def judge(self, program: Program) -> Broken | None:
         """Run one program. After one with faults that failed the broker is another one, since this one may be
         broken for good.
         """
         if not begins_old(program):
-            return self._judged(self.broker(), program)
+            return self._judged(self._broker_for(program), program)
         # It can't go back to the last release.
         broker = self._make(old=True)
         try:
@@ -73,8 +89,8 @@ class Campaign:
         if found is not None:
             self._log = broker.log_tail()
             faulty = any(step["op"] == "fault" for step in program.steps)
-            if broker is self._broker and (faulty or not broker.alive()):
-                self.close()
+            if broker in (self._broker, self._pure) and (faulty or not broker.alive()):
+                self._end(broker)
         return found
 
     def run(self, seconds: float, programs: int, within: Mapping[str, str]) -> Iterator[Failure]:
@@ -114,6 +130,11 @@ class Campaign:
 def begins_old(program: Program) -> bool:
     """True if its nodes begin as the last release."""
     return program.row.get("fault") == "upgrade" and bool(releases.WHEELS)
+
+
+def needs_pure(program: Program) -> str:
+    """The fault of a program that only a pure mqd can have: no method of a compiled class can be replaced."""
+    return "entry" if any(step.get("kind") == "entry" for step in program.steps) else ""
 
 
 def _kind(text: str) -> str:

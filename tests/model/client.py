@@ -99,6 +99,7 @@ class Client:
         if self.gone is not None:
             return
         self.raw.socket.settimeout(0)
+        before = len(self.events)
         try:
             while data := self.raw.socket.recv(1 << 20):
                 self._take(data)
@@ -109,6 +110,18 @@ class Client:
             pass
         except OSError as error:
             self.gone = Gone(0, str(error))
+        finally:
+            self._closes_first(before)
+
+    def _closes_first(self, before: int) -> None:
+        """What a channel held that the broker closes may come to another channel before the close: as if it
+        came after it.
+        """
+        for at in range(before, len(self.events)):
+            if isinstance(self.events[at].method, commands.Channel.Close):
+                events, closed = list(self.events), self.events[at].channel
+                until = sorted(events[: at + 1], key=lambda arrived: arrived.channel != closed)
+                self.events = deque(until + events[at + 1 :])
 
     def _take(self, data: bytes) -> None:
         data = self._rest + data

@@ -36,8 +36,19 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         *("x-consistent-hash", "x-modulus-hash", "x-random"),
     ),
     "publish": ("plain", "confirm", "tx", "large tx"),
+    "level": ("none", "leader", "all"),
     "mandatory": ("no", "yes"),
-    "consume": ("get", "prefetch 1", "prefetch 3", "global", "no-ack", "exclusive", "priorities", "by name"),
+    "consume": (
+        "get",
+        "prefetch 1",
+        "prefetch 3",
+        "global",
+        "no-ack",
+        "exclusive",
+        "priorities",
+        "by name",
+        "batches",
+    ),
     "settle": ("ack", "multiple", "requeue", "discard", "recover", "close", "abort", "retry"),
     "asked": ("same", "other", "each"),
     "fault": (
@@ -50,7 +61,9 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
         "cut",
         "isolate",
         "transfer",
+        "move",
         "entry",
+        "damage",
         "memory",
         "disk",
         "full disk",
@@ -84,9 +97,10 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("compaction", "yes"): frozenset({"stream", "group"}),
     ("retention", "yes"): frozenset({"stream", "group"}),
     ("consume", "by name"): frozenset({"stream"}),
+    ("consume", "batches"): frozenset({"stream"}),
     ("settle", "retry"): _QUEUES,
-    ("fault", "entry"): _QUEUES,
     ("fault", "upgrade"): _QUEUES,
+    **{("fault", each): frozenset({"quorum", "stream", "group"}) for each in ("move", "damage")},
     **{
         ("policy", each): _QUEUES
         for each in ("length", "ttl", "dead-letter", "overflow", "expires", "operator")
@@ -102,7 +116,7 @@ THREE = frozenset(
     {
         ("asked", "other"),
         ("asked", "each"),
-        *(("fault", each) for each in ("cut", "isolate", "transfer")),
+        *(("fault", each) for each in ("cut", "isolate", "transfer", "move")),
     }
 )
 #: Faults with which what is not durable is lost are of little use with these.
@@ -128,6 +142,7 @@ NEVER = frozenset(
             frozenset({("fault", "upgrade"), each})
             for each in (
                 ("groups", "yes"),
+                *(("level", each) for each in ("leader", "all")),
                 # It has another rule for cycles.
                 ("dead-letter", "retry"),
                 *(("delay", each) for each in ("message", "retry", "failed")),

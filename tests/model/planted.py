@@ -59,6 +59,14 @@ def _replace(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
     setattr(owner, name, make(getattr(owner, name)))
 
 
+def _dead_of(batch: Any, keys: Any) -> set[int]:
+    """Numbers of the tombstones in a batch."""
+    numbers: list[bool] = []
+    for shape in batch.shapes:
+        numbers += [keys.is_tombstone(shape)] * shape.count
+    return {number for number, dead in enumerate(numbers) if dead}
+
+
 # -- what is stored ------------------------------------------------------------------------------------------
 
 
@@ -126,15 +134,9 @@ def _tombstones() -> None:
     """A tombstone goes, and the messages that it deleted stay."""
     from persistence.streams import compaction
 
-    def dead_of(batch: Any, keys: Any) -> set[int]:
-        numbers: list[bool] = []
-        for shape in batch.shapes:
-            numbers += [keys.is_tombstone(shape)] * shape.count
-        return {number for number, dead in enumerate(numbers) if dead}
-
     def make(add: Any) -> Any:
         def planted(self: Any, batch: Any, keys: Any) -> Any:
-            dead = dead_of(batch, KEYS[0])
+            dead = _dead_of(batch, KEYS[0])
             return add(self, batch, [None if n in dead else key for n, key in enumerate(keys)])
 
         return planted
@@ -142,7 +144,7 @@ def _tombstones() -> None:
     def kept(call: Any) -> Any:
         def planted(self: Any, batch: Any) -> Any:
             numbers, _ = call(self, batch)
-            dead = dead_of(batch, KEYS[0])
+            dead = _dead_of(batch, KEYS[0])
             return [n for n in numbers if n not in dead], False
 
         return planted
@@ -159,6 +161,78 @@ def _tombstones() -> None:
     _replace(compaction.Latest, "add", make)
     _replace(compaction._Kept, "__call__", kept)
     _replace(compaction, "plan", plan)
+
+
+@bug("deleted-key-comes-back")
+def _deleted_key() -> None:
+    """A tombstone deletes only what came since the last pass of compaction: an older value stays, and the
+    tombstone goes when it is old.
+    """
+    from persistence.streams import compaction
+
+    KEYS: list[Any] = []
+    DELETED: set[bytes] = set()
+    CLEAN = [0]
+
+    def add(note: Any) -> Any:
+        def planted(self: Any, batch: Any, keys: Any) -> Any:
+            dead = _dead_of(batch, KEYS[0])
+            for number, key in enumerate(keys):
+                if key is not None:
+                    (DELETED.add if number in dead else DELETED.discard)(key)
+            return note(self, batch, keys)
+
+        return planted
+
+    def kept(call: Any) -> Any:
+        def planted(self: Any, batch: Any) -> Any:
+            newest = self._newest
+            if batch.stop <= CLEAN[0]:
+                self._newest = {key: at for key, at in newest.items() if key not in DELETED}
+            try:
+                return call(self, batch)
+            finally:
+                self._newest = newest
+
+        return planted
+
+    def plan(make_plan: Any) -> Any:
+        def planted(log: Any, keys: Any, *rest: Any) -> Any:
+            KEYS[:], CLEAN[0] = [keys], log.clean_stop
+            DELETED.clear()
+            return make_plan(log, keys, *rest)
+
+        return planted
+
+    _replace(compaction.Latest, "add", add)
+    _replace(compaction._Kept, "__call__", kept)
+    _replace(compaction, "plan", plan)
+
+
+@bug("group-forgets-what-is-unacked")
+def _unacked() -> None:
+    """Of what a consumer group has handed out before acked messages, it stores all but the last part."""
+    from quorum_queue.consumer_groups.partition import Partition
+
+    _replace(Partition, "pending", lambda pending: lambda self: pending(self)[:-1])
+
+
+@bug("name-evicted")
+def _evicted() -> None:
+    """A new name takes the place of the one that was not used for longest, and is not refused."""
+    from amqp_server.streams.layout.named_offsets import Names
+
+    def make(put: Any) -> Any:
+        def planted(self: Any, name: str, offset: int) -> Any:
+            found = put(self, name, offset)
+            if len(self.offsets) > self._most:
+                self.delete(next(iter(self.offsets)))
+            return found
+
+        return planted
+
+    _replace(Names, "put", make)
+    _replace(Names, "admits", lambda admits: lambda self, name, taken, new: True)
 
 
 # -- the queue machine ---------------------------------------------------------------------------------------
@@ -193,6 +267,26 @@ def _bytes() -> None:
             first += 1
 
     machine.Machine._enqueue_or_refuse = planted
+
+
+@bug("any-size-into-an-empty-queue")
+def _any_size() -> None:
+    """A queue with a limit in bytes takes a message of any size that comes alone, while it is empty."""
+    machine = _machine()
+
+    def make(enqueue: Any) -> Any:
+        def planted(self: Any, meta: Any, run: Any, *rest: Any) -> None:
+            settings = self.settings
+            if len(run.seqs) == 1 and not self._waiting_bytes():
+                self.settings = replace(settings, max_length_bytes=None)
+            try:
+                enqueue(self, meta, run, *rest)
+            finally:
+                self.settings = settings
+
+        return planted
+
+    _replace(machine.Machine, "_enqueue_or_refuse", make)
 
 
 @bug("no-ttl-after-requeue")
@@ -400,6 +494,26 @@ def _read() -> None:
         def planted(self: Any, user: str, vhost: str, kind: str, name: str, access: str) -> None:
             if access != "read" or not name.startswith("s"):
                 check(self, user, vhost, kind, name, access)
+
+        return planted
+
+    _replace(Permissions, "check", make)
+
+
+@bug("read-permission-remembered")
+def _remembered() -> None:
+    """Who was permitted to read a stream once may go on to do so."""
+    from amqp_server.broker.access.permissions import Permissions
+
+    permitted: set[tuple[str, str, str]] = set()
+
+    def make(check: Any) -> Any:
+        def planted(self: Any, user: str, vhost: str, kind: str, name: str, access: str) -> None:
+            if access != "read" or kind != "queue" or not name.startswith("s"):
+                check(self, user, vhost, kind, name, access)
+            elif (user, vhost, name) not in permitted:
+                check(self, user, vhost, kind, name, access)
+                permitted.add((user, vhost, name))
 
         return planted
 

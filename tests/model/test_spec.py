@@ -5,14 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
 
 from tests.model import pairs
+from tests.model.batches import decoded
 from tests.model.brokers import as_old
-from tests.model.campaign import begins_old
+from tests.model.campaign import Campaign, begins_old
 from tests.model.generator import draw
 from tests.model.judge import Judge
 from tests.model.judging.requests import OWN
@@ -656,3 +658,144 @@ def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:
         talk.deliver(1)
     talk.publish("q")
     assert [each.outcomes for each in talk.channel.unconfirmed.values()] == [{"ack"}, {"nack"}]
+
+
+def test_what_was_sent_while_publishes_are_paused_may_come_late_after_a_fault(three: Talk) -> None:
+    queue = three.declare("q", "quorum")
+    three.model.pause("q", "publishes", paused=True)
+    three.publish("q")
+    queue.shaken = True
+    three.publish("q")
+    three.model.pause("q", "publishes", paused=False)
+    three.consume("q")
+    assert not three.model.owed()
+    three.deliver(2)
+    with pytest.raises(Broken, match="never was in this queue"):
+        three.deliver(1)
+
+
+def test_who_dies_again_under_another_policy_may_have_a_letter(talk: Talk) -> None:
+    queue = talk.declare("q", max_length=1, dead_letter_exchange="dlx")
+    talk.publish("q")
+    talk.model.dead_letter(queue, queue.copies[0], "expired", certain=False)
+    assert not queue.copies[0].letters
+    talk.step()
+    talk.done(talk.model.declare_exchange(talk.channel, "dlx", "fanout"))
+    dead = talk.declare("dead")
+    talk.model.bindings.append(Binding("dlx", "queue", "dead", ""))
+    talk.model.dead_letter(queue, queue.copies[0], "maxlen", certain=True)
+    assert [copy.presence for copy in dead.copies] == [Presence.MAYBE]
+
+
+def test_gets_with_and_without_acks_are_two_consumers_of_a_group(talk: Talk) -> None:
+    queue = talk.declare("q", message_groups=True)
+    talk.publish("q", 2, headers={"x-group-id": "ann"})
+    one, two = queue.copies
+    queue.take(one, talk.at_s, None, talk.channel)
+    one.held = True
+    assert queue.open_for(two, talk.channel)
+    assert not queue.open_for(two, talk.channel, no_ack=True)
+
+
+def test_the_fixed_programs_have_queues_that_fail_of_every_kind() -> None:
+    """As .ci/run draws them."""
+    alone = [*islice(pairs.rows(1, 1), 40), *islice(pairs.rows(1, 3, {"fault": "entry"}), 3)]
+    three = [*islice(pairs.rows(3, 1), 12), *islice(pairs.rows(3, 5, {"fault": "entry|move|damage"}), 6)]
+    for rows in (alone, three):
+        assert {row["kind"] for row in rows if row["fault"] == "entry"} >= {"classic", "quorum", "stream"}
+    assert {row["fault"] for row in three} >= {"move", "damage"}
+
+
+def test_a_program_with_a_queue_that_fails_runs_on_a_pure_broker() -> None:
+    class Made:
+        product, names, alarms = "mqd", ("n1",), frozenset[str]()
+
+        def __init__(self, *, pure: bool = False) -> None:
+            self.pure, self.faults = pure, frozenset({"entry"} if pure else {"kill"})
+
+    campaign = Campaign(cast(Any, Made), 1, 0, Path(), 1)
+    chosen = {}
+    for kind in ("kill", "entry"):
+        program = Program(0, 1, [{"op": "fault", "kind": kind}], ["n1"], ["guest"], {"fault": kind})
+        chosen[kind] = cast(Any, campaign._broker_for(program)).pure
+    assert chosen == {"kill": False, "entry": True}
+
+
+def test_what_expires_while_another_node_takes_its_queue_away_may_be_dead_lettered(three: Talk) -> None:
+    three.step()
+    three.done(three.model.declare_exchange(three.channel, "dlx", "fanout"))
+    dead = three.declare("dead")
+    three.model.bindings.append(Binding("dlx", "queue", "dead", ""))
+    queue = three.declare("q", message_ttl=500, dead_letter_exchange="dlx")
+    three.publish("q")
+    three.model.remove_queue(queue)
+    assert [copy.presence for copy in dead.copies] == [Presence.MAYBE]
+
+
+def test_of_two_messages_with_one_id_by_two_nodes_either_may_be_the_duplicate(three: Talk) -> None:
+    log = three.stream("s", x_deduplication=True)
+    three.publish("s", headers={"x-deduplication-id": "a"})
+    three.session = Session(1, User("guest"), "n2")
+    three.channel = three.open(1)
+    three.publish("s", headers={"x-deduplication-id": "a"})
+    assert [entry.presence for entry in log.entries] == [Presence.MAYBE, Presence.MAYBE]
+    log.see(0, 2)
+
+
+def test_a_queue_need_not_exist_before_the_commit(talk: Talk) -> None:
+    talk.done(talk.model.select(talk.channel, "tx"))
+    talk.publish("q")
+    queue = talk.declare("q")
+    talk.done(talk.model.commit(talk.channel))
+    assert [copy.message.number for copy in queue.copies] == [1]
+
+
+def test_a_delay_begins_with_the_publish(talk: Talk) -> None:
+    queue = talk.declare("q", delayed=True)
+    talk.done(talk.model.select(talk.channel, "tx"))
+    talk.publish("q", headers={"x-delay": 1000})
+    talk.step(0.9)
+    talk.done(talk.model.commit(talk.channel))
+    [copy] = queue.waiting()
+    assert copy.due is not None
+    assert copy.due[0] < talk.at_s + 0.2
+
+
+def test_what_only_the_leader_has_confirmed_is_not_there_for_sure(three: Talk) -> None:
+    three.done(three.model.select(three.channel, "confirm"))
+    queue = three.declare("q", "quorum")
+    three.publish("q", headers={"x-confirm": "leader"})
+    three.publish("q")
+    three.model.on_confirm(three.channel, 2, multiple=True, nack=False)
+    assert [copy.presence for copy in queue.copies] == [Presence.COMING, Presence.SURE]
+
+
+def test_a_batch_counts_once_and_has_all_its_messages(talk: Talk) -> None:
+    talk.stream("s")
+    talk.publish("s", 3)
+    talk.step()
+    talk.done(talk.model.qos(talk.channel, 1, False))
+    arguments = {"x-stream-offset": 1, "x-stream-batches": True}
+    talk.done(talk.model.consume(talk.channel, "s", "c", arguments=arguments))
+    headers = {"x-stream-offset": 0, "x-stream-next-offset": 3, "x-stream-count": 3, "x-stream-skip": 1}
+    talk.model.on_batch(talk.channel, 1, "c", headers, [(0, 1), (1, 2), (2, 3)])
+    assert talk.channel.unacked[1].offsets == (1, 2)
+    with pytest.raises(Broken, match="more than its prefetch"):
+        talk.model.on_batch(talk.channel, 2, "c", headers | {"x-stream-skip": 0}, [(0, 1), (1, 2), (2, 3)])
+
+
+def test_batches_are_decoded_as_documented() -> None:
+    with pytest.raises(Broken, match="a head that is wrong"):
+        decoded(bytes(48))
+
+
+def test_what_another_client_publishes_next_may_come_before_a_transaction(three: Talk) -> None:
+    log = three.stream("s")
+    three.done(three.model.select(three.channel, "tx"))
+    three.publish("s")
+    three.step()
+    three.done(three.model.commit(three.channel))
+    three.session = Session(1, User("guest"), "n2")
+    three.channel = three.open(1)
+    three.publish("s")
+    log.verify([(0, 2), (1, 1)])

@@ -28,6 +28,12 @@ class Clients:
         self.queue = "q0"
         self.kind = row["kind"]
         self.log = self.kind in ("stream", "group")
+        #: The queue that a fault of one queue hits.
+        self.hit = ("s-0" if row["exchange"] == "super" else "s") if self.log else "q0"
+
+    def _any_queue(self) -> str:
+        """Type of a queue beside the main one. A damaged node may lose classic queues."""
+        return "quorum" if self.row["fault"] == "damage" else self.chance.choice(["classic", "quorum"])
 
     def add(self, op: str, **step: Any) -> None:
         self.steps.append({"op": op, **step})
@@ -36,6 +42,9 @@ class Clients:
         self.number += 1
         row, chance = self.row, self.chance
         message: dict[str, Any] = {"number": self.number, "size": chance.choice([0, 10, 20, 20, 40, 60, 90])}
+        if row["bytes"] != "none" and chance.random() < 0.1:
+            # More than the queue may have.
+            message["size"] = 120
         message["persistent"] = {"persistent": True, "transient": False}.get(
             row["messages"], chance.random() < 0.5
         )
@@ -59,6 +68,8 @@ class Clients:
             headers["x-stream-filter-value"] = chance.choice(["f1", "f2"])
         if row["retention"] == "yes":
             message["size"] = 100
+        if row["level"] != "none" and chance.random() < 0.5:
+            headers["x-confirm"] = row["level"]
         if chance.random() < 0.05 and row["exchange"] not in CHOOSING:
             headers["CC"] = ["q1"]
         return message | ({"headers": headers} if headers else {})
@@ -156,15 +167,20 @@ class Clients:
             if row["consume"] == "by name":
                 step["arguments"] = {
                     "x-stream-offset": "committed",
-                    "x-group": self.chance.choice(["ann", "ann", "bob"]),
+                    "x-group": self.chance.choice(["ann", "ann", "ann", "bob", "bob", "cid"]),
                     "x-stream-offset-default": "first",
                 }
+                if self.chance.random() < 0.2:
+                    step["arguments"]["x-stream-batches"] = True
                 self.consuming.append((client, tag))
                 self.add("consume", **step)
                 return
-            if self.chance.random() < 0.3:
+            batched = row["consume"] == "batches" and self.chance.random() < 0.8
+            if batched:
+                step["arguments"]["x-stream-batches"] = True
+            if self.chance.random() < (0.05 if batched else 0.3):
                 step["arguments"]["x-stream-filter"] = ["f1"]
-            if self.chance.random() < 0.3:
+            if self.chance.random() < (0.05 if batched else 0.3):
                 step["arguments"]["x-stream-timestamps"] = True
         elif row["consume"] == "no-ack":
             step["no_ack"] = True
@@ -172,6 +188,9 @@ class Clients:
             step["exclusive"] = True
         elif row["consume"] == "priorities":
             step["arguments"] = {"x-priority": self.chance.choice([0, 1, 5])}
+        if row["consume"] == "batches" and step["queue"] != self.queue and self.chance.random() < 0.3:
+            # Only streams have them.
+            step["arguments"] = {"x-stream-batches": True}
         self.consuming.append((client, tag))
         self.add("consume", **step)
 

@@ -18,8 +18,7 @@ class Declarations(Clients):
                 exchange="dlx",
                 kind="fanout" if row["dead-letter"] != "key" else "direct",
             )
-            kind = self.chance.choice(["classic", "quorum"])
-            self.add("declare", client=0, queue="dead", kind=kind)
+            self.add("declare", client=0, queue="dead", kind=self._any_queue())
             self.add("bind", client=0, source="dlx", destination="dead", key="dk")
         if row["exchange"] == "super":
             self.add("exchange", client=0, exchange="s", kind="x-super-stream", arguments={"x-partitions": 2})
@@ -46,7 +45,7 @@ class Declarations(Clients):
             "declare",
             client=self.chance.randrange(2),
             queue="q1",
-            kind=self.chance.choice(["classic", "quorum"]),
+            kind=self._any_queue(),
         )
         self._exchanges()
         if row["publish"] in ("confirm", "tx", "large tx"):

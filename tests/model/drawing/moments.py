@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.model import damage
 from tests.model.drawing.clients import LEASE_MS, SHORT_MS
 from tests.model.drawing.declarations import Declarations
 from tests.model.programs import Step
@@ -43,6 +44,8 @@ class Moments(Declarations):
             out.append((self.chance.randint(0, count // 2), self._permission))
         if row["compaction"] == "yes":
             out.append((self.chance.randint(0, count), self._compacted))
+        if row["consume"] == "by name":
+            out.append((self.chance.randint(0, count), self._names))
         if row["retention"] == "yes":
             out.append((self.chance.randint(0, count), self._much))
         if row["dead-letter"] == "retry":
@@ -139,14 +142,31 @@ class Moments(Declarations):
         vouch = kind != "kill at once" or self.row["dead-letter"] == "at-least-once"
         kind = kind.removesuffix(" at once")
         node = self.chance.choice(["n1", "n2", "n3"]) if self.nodes > 1 else "n1"
-        name = "s" if self.log else "q0"
-        self.add(
-            "fault", kind=kind, node=node, vouch=vouch, queue=name, by_s=self.chance.choice([-7200, 7200])
-        )
+        when: dict[str, Any] = {}
+        if kind == "entry":
+            # At least once may be twice if the queue fails before it knows that its letters have been taken.
+            late = self.row["dead-letter"] != "at-least-once" and self.chance.random() < 0.5
+            when = {"when": "after" if late else "before"}
+        elif kind == "damage":
+            what: tuple[str, ...] = damage.KINDS if self.nodes > 1 else damage.ALONE
+            if self.nodes == 1 and self.chance.random() < 0.7:
+                what = ("segment",)
+            when = {"what": self.chance.choice(what), "chance": self.chance.randrange(1 << 30)}
+            when["orderly"] = self.chance.random() < 0.5
+        by_s = self.chance.choice([-7200, 7200])
+        self.add("fault", kind=kind, node=node, vouch=vouch, queue=self.hit, by_s=by_s, **when)
         if self.nodes > 1:
             for _ in range(self.chance.randint(0, 4)):
                 self._body_step()()
             if kind not in ("transfer", "entry"):
+                self.add("heal")
+            if kind in ("damage", "move") and self.chance.random() < 0.5:
+                # What this node has is the truth now.
+                self.add("fault", kind="transfer", node=node, queue=self.hit)
+            if kind == "damage" and self.chance.random() < 0.5:
+                other = self.chance.choice([each for each in ("n1", "n2", "n3") if each != node])
+                self.add("fault", kind="kill", node=other, vouch=True)
+                self._body_step()()
                 self.add("heal")
         for _ in range(self.chance.randint(1, 4)):
             self._body_step()()
@@ -236,7 +256,21 @@ class Moments(Declarations):
             "no write": [".*", "^$", ".*"],
             "no configure": ["^$", ".*", ".*"],
         }
+        reads = self.row["permission"] == "no read" and self.kind == "stream"
+        read: Step = {
+            "client": 2,
+            "channel": 12,
+            "queue": self.queue,
+            "arguments": {"x-stream-offset": "next"},
+        }
+        if reads:
+            # Who could read it may not read it any more.
+            self.add("qos", client=2, channel=12, count=10)
+            self.add("consume", tag="u2", **read)
+            self.add("cancel", client=2, channel=12, tag="u2")
         self.add("permissions", user="u", permissions=patterns[self.row["permission"]])
+        if reads:
+            self.add("consume", tag="u3", **read)
         queue = self.queue
         steps: list[Step] = [
             {"op": "get", "queue": queue},
@@ -340,6 +374,23 @@ class Moments(Declarations):
             arguments={"x-partitions": 3},
         )
 
+    def _names(self) -> None:
+        """Two readers get on by their names, and there is no room for a third name."""
+        self._publish()
+        for name in ("ann", "bob", "cid"):
+            self.tags += 1
+            arguments = {
+                "x-stream-offset": "committed",
+                "x-group": name,
+                "x-stream-offset-default": "first",
+            }
+            tag = f"c{self.tags}"
+            self.add("qos", client=1, channel=11, count=10)
+            self.add("consume", client=1, channel=11, queue=self.queue, tag=tag, arguments=arguments)
+            self.add("wait", ms=30)
+            self.add("settle", client=1, channel=11, how="ack", multiple=True, count=0)
+            self.add("cancel", client=1, channel=11, tag=tag)
+
     def _compacted(self) -> None:
         """A key is deleted, and enough comes after that for a pass over full segments."""
         keyed = [self._message() | {"headers": {"x-stream-key": "gone"}, "size": size} for size in (100, 0)]
@@ -347,13 +398,12 @@ class Moments(Declarations):
             self.add("publish", client=0, channel=2, exchange="", key="s", messages=[message])
             filler = [self._message() | {"size": 100} for _ in range(12)]
             self.add("publish", client=0, channel=2, exchange="", key="s", messages=filler)
-        self.add("wait", ms=1_300)
-        self.add(
-            "publish",
-            client=0,
-            channel=2,
-            exchange="",
-            key="s",
-            messages=[self._message() | {"size": 100} for _ in range(12)],
-        )
+            if message is keyed[0] and self.chance.random() < 0.5:
+                # A pass before the key is deleted.
+                self.add("wait", ms=1_300)
+        # A pass that removes the tombstone comes when it has been alone for a second.
+        for _ in range(2):
+            self.add("wait", ms=1_300)
+            filler = [self._message() | {"size": 100} for _ in range(12)]
+            self.add("publish", client=0, channel=2, exchange="", key="s", messages=filler)
         self.add("wait", ms=700)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from pamqp import commands
 
@@ -103,9 +103,9 @@ class Faults(Transactions):
 
     def _strike_alone(self, kind: str, node: str, step: Step) -> None:
         if kind == "entry":
-            self._strike_one(step["queue"])
+            self._strike_one(step["queue"], node, step.get("when", ""))
             return
-        ends = kind in ("kill", "restart", "upgrade")
+        ends = kind in ("kill", "restart", "upgrade", "damage")
         if ends:
             if step.get("vouch") or kind != "kill":
                 self._vouch()
@@ -122,16 +122,23 @@ class Faults(Transactions):
             self.sessions.clear()
             self.model.now = time.monotonic()
             self.model.crashed(sessions, orderly=kind != "kill")
+        if kind == "damage":
+            self.model.damaged(segments=step["what"].startswith("segment"))
         self._note_upgrade()
 
     def _note_upgrade(self) -> None:
         if self.model.broker.old and self.broker.has_been_upgraded():
             self.model.upgraded(self.broker.taken_for_granted())
 
-    def _strike_one(self, name: str) -> None:
-        """A queue fails when it gets a message, and starts again from what is stored."""
+    def _strike_one(self, name: str, node: str, when: str) -> None:
+        """A queue fails when it gets a message, and starts again from what is stored: one that only this node
+        has.
+        """
         queue = self.model.queues.get(name)
-        if not isinstance(queue, Queue) or queue.owner or not queue.durable or queue.kind == "stream-group":
+        if queue is None or (
+            isinstance(queue, Queue)
+            and (queue.owner or not queue.durable or queue.kind == "stream-group" or not queue.certain)
+        ):
             self.skipped += 1
             return
         self._leave([queue])
@@ -140,14 +147,19 @@ class Faults(Transactions):
             # Its last consumer was one of these.
             return
         self._vouch()
-        self.broker.plant(f"{self.name}/{name}", "n1")
+        self.broker.plant(f"{self.name}/{name}", node, when)
         # Its process looks at the file every few ms; until then messages are taken.
         self._until("it has not failed", lambda: self._trigger(queue) or isinstance(self._look(name), int))
-        self.broker.plant("", "n1")
+        self.broker.plant("", node)
         queue.crash()
+        if isinstance(queue, Queue):
+            # Waits end meanwhile, and nothing is dropped.
+            queue.reachable = False
         self._await_queue(queue)
+        if isinstance(queue, Queue):
+            queue.reachable = True
 
-    def _await_queue(self, queue: Queue) -> None:
+    def _await_queue(self, queue: Queue | Log) -> None:
         name = queue.name
         deadline = time.monotonic() + self.patience_s
         while True:
@@ -155,6 +167,8 @@ class Faults(Transactions):
             if not isinstance(found, int):
                 return
             if found == NOT_FOUND:
+                if isinstance(queue, Log):
+                    raise Broken(f"{name} is gone after its failure")
                 self.model.remove_queue(queue)
                 if queue.lease is None or time.monotonic() < queue.lease[0]:
                     raise Broken(f"{name} is gone after its failure")
@@ -185,7 +199,14 @@ class Faults(Transactions):
             for q in self.model.queues.values()
             if isinstance(q, Queue) and q.kind == "classic" and q.node in ends
         ]
-        hits = kind in ("kill", "restart", "upgrade", "freeze", "isolate")
+        if kind == "damage" and any(queue.durable for queue in local):
+            # They are nowhere else.
+            self.skipped += 1
+            return
+        if kind == "move":
+            self._move(node, step)
+            return
+        hits = kind in ("kill", "restart", "upgrade", "freeze", "isolate", "damage")
         if hits or kind == "cut":
             self._leave(local)
         self.broker.fault(kind, node, step)
@@ -195,7 +216,7 @@ class Faults(Transactions):
                 queue.reachable = False
             return
         self.hit.add(node)
-        lost = kind in ("kill", "restart", "upgrade")
+        lost = kind in ("kill", "restart", "upgrade", "damage")
         for each in self.model.queues.values():
             if isinstance(each, Queue) and each.owner is not None and each.owner.node == node:
                 # It goes as soon as the node is back, whoever it belongs to.
@@ -215,14 +236,31 @@ class Faults(Transactions):
         if lost:
             self.model.letters_lost()
 
-    def _leave(self, queues: list[Queue]) -> None:
-        """Clients of other nodes leave the queues that are on this node only."""
+    def _move(self, node: str, step: Step) -> None:
+        """All members leave this node, and come back. Messages that consumers of this node hold go back to
+        their queues; those of the other nodes notice nothing, nor do readers of streams on any node.
+        """
+        self._leave_at(node)
+        self.broker.fault("move", node, step)
+        self.model.troubled, self.moved_from = True, node
+
+    def _leave_at(self, node: str) -> None:
+        queues = [q for q in self.model.queues.values() if isinstance(q, Queue) and q.kind != "classic"]
+        self._leave(queues, node)
+        self._settle()
+
+    def _leave(self, queues: Sequence[Queue | Log], node: str = "") -> None:
+        """Clients leave these queues: those of this node, or of all nodes."""
         for session in list(self.sessions.values()):
+            if node and session.node != node:
+                continue
             for channel in list(session.channels.values()):
-                uses = [h.queue for h in channel.unacked.values()] + [
+                uses: list[Queue | Log] = [h.queue for h in channel.unacked.values()] + [
                     c.queue for c in channel.consumers.values()
                 ]
-                uses += [queue for p in channel.unconfirmed.values() for queue, _ in p.copies]
+                uses += [reader.log for reader in channel.readers.values()]
+                for publishing in channel.unconfirmed.values():
+                    uses += [*(queue for queue, _ in publishing.copies), *publishing.logs]
                 if any(queue in queues for queue in uses):
                     self._do_close(
                         {"op": "close", "client": session.client, "channel": channel.number, "how": "channel"}
@@ -234,17 +272,24 @@ class Faults(Transactions):
 
     def _strike_queue(self, kind: str, node: str, step: Step) -> None:
         queue = self.model.queues.get(step["queue"])
-        if queue is None or queue.kind == "classic" or self.hit or not queue.certain:
+        if queue is None or self.hit or not queue.certain:
+            self.skipped += 1
+            return
+        if kind == "entry" and queue.kind == "classic":
+            self._strike_one(queue.name, queue.node, step.get("when", ""))
             return
         if kind == "entry":
-            self._fail_member(queue, node)
+            self._fail_member(queue, node, step.get("when", ""))
+            return
+        if queue.kind == "classic":
+            self.skipped += 1
             return
         with contextlib.suppress(brokers.Refused):
             self.broker.api(
                 "PUT", brokers.path("cluster", "queues", self.name, queue.name, "leader"), {"node": node}
             )
 
-    def _fail_member(self, queue: Queue | Log, node: str) -> None:
+    def _fail_member(self, queue: Queue | Log, node: str, when: str) -> None:
         """The copy of a queue on this node fails at a message, and starts again from what is stored."""
         if isinstance(queue, Queue):
             self._leave([queue])
@@ -253,7 +298,7 @@ class Faults(Transactions):
         self._vouch()
         if self.model.queues.get(queue.name) is not queue:
             return
-        self.broker.plant(f"{self.name}/{queue.name}", node)
+        self.broker.plant(f"{self.name}/{queue.name}", node, when)
         self._until("it has not failed", lambda: self._trigger(queue) or self._has_failed(queue, node))
         self.broker.plant("", node)
         self._until("it is not back", lambda: not self._has_failed(queue, node))
@@ -285,6 +330,9 @@ class Faults(Transactions):
         if self.model.broker.nodes == 1 or not self.model.troubled:
             self.broker.heal()
             return
+        if self.moved_from:
+            self._leave_at(self.moved_from)
+            self.moved_from = ""
         self.broker.heal()
         # What has expired meanwhile went to queues that were out of reach.
         self.model.tick(time.monotonic())

@@ -61,6 +61,9 @@ class Messages(Declaring):
         number, channel = self._channel(step)
         for at in range(step["count"]):
             message = Message(step["number"] + at, 20, "", step["keys"][at % len(step["keys"])])
+            # Together they may take longer than some messages live.
+            self.model.sent_at = time.monotonic()
+            self.model.tick(self.model.sent_at, again=True)
             self.model.publish(channel, message)
             self.clients[number].write(frames_of(channel.number, message))
             self._flush(number)

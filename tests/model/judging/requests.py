@@ -9,6 +9,7 @@ import pamqp.base
 from pamqp import commands
 
 from conformance_tests.patience import PATIENCE_S
+from tests.model import batches
 from tests.model.brokers import PASSWORD, Operated
 from tests.model.client import Arrived, Client, Gone, wait_readable
 from tests.model.programs import Program, Step
@@ -44,6 +45,8 @@ class Requests:
         self.sessions: dict[int, Session] = {}
         self.cancels: list[tuple[Channel, str]] = []
         self.hit: set[str] = set()
+        #: Node that all members of replicated queues have left.
+        self.moved_from = ""
         self.at = -1
         #: Steps that were left out, since what they need was out of reach.
         self.skipped = 0
@@ -192,7 +195,12 @@ class Requests:
         if channel is None:
             return
         self.model.tick(time.monotonic(), again=True)
-        if isinstance(method, commands.Basic.Deliver):
+        if isinstance(method, commands.Basic.Deliver) and _is_batch(arrived):
+            assert arrived.properties is not None
+            stored = [(each.offset, each.number) for each in batches.decoded(arrived.body)]
+            tag, headers = int(method.delivery_tag or 0), dict(arrived.properties.headers or {})
+            self.model.on_batch(channel, tag, str(method.consumer_tag), headers, stored)
+        elif isinstance(method, commands.Basic.Deliver):
             self.model.on_delivery(channel, self._delivered(arrived))
         elif isinstance(method, commands.Basic.Ack | commands.Basic.Nack):
             nack = isinstance(method, commands.Basic.Nack)
@@ -365,6 +373,10 @@ class Requests:
         client.send(channel, commands.Channel.CloseOk())
         self.model.close_channel(spec)
         return int(arrived.method.reply_code or 0)
+
+
+def _is_batch(arrived: Arrived) -> bool:
+    return arrived.properties is not None and arrived.properties.content_type == batches.CONTENT_TYPE
 
 
 def _words(codes: frozenset[int]) -> str:

@@ -114,7 +114,8 @@ class Verification(Doubts):
         self.model.begin_step(time.monotonic())
         count = self._count(log.name)
         low, high = log.count()
-        if not (log.compacts or log.retains) and not low <= count <= high:
+        damaged = log.before_damage is not None
+        if not (log.compacts or log.retains or damaged) and not low <= count <= high:
             raise Broken(f"{log.name} has {count} messages where {low} to {high} is right")
         number, channel = self._channel({"client": OWN, "channel": 4})
         tag = f"whole-{self.model.step}"
@@ -134,8 +135,12 @@ class Verification(Doubts):
         deadline = time.monotonic() + self.patience_s
 
         def all_there() -> bool:
-            if not log.compacts:
+            if not (log.compacts or damaged):
                 return len(reader.got) >= count
+            if damaged:
+                log.lost = self.broker.lost(self.name, log.name)
+                after = reader.got[-1][0] + 1 if reader.got else 0
+                return set(range(after, after + self._count(log.name, after))) <= log.lost
             # A count has the gaps of compaction.
             return bool(reader.got) and not self._count(log.name, reader.got[-1][0] + 1)
 

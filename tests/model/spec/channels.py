@@ -41,6 +41,8 @@ class Held:
     consumer: Consumer | None
     reader: Reader | None = None
     offset: int = -1
+    #: Those of a whole batch.
+    offsets: tuple[int, ...] = ()
 
 
 @dataclass(eq=False)

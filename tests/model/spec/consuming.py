@@ -12,6 +12,7 @@ from tests.model.spec.promises import (
     NOT_ALLOWED,
     NOT_FOUND,
     NOT_IMPLEMENTED,
+    OK,
     PRECONDITION_FAILED,
     RESOURCE_ERROR,
     RESOURCE_LOCKED,
@@ -115,8 +116,19 @@ class Consuming(Topology):
             codes.add(RESOURCE_LOCKED)
         if tag in channel.consumers or tag in channel.readers:
             codes.add(NOT_ALLOWED)
+        if isinstance(queue, Queue) and "x-stream-batches" in arguments:
+            codes.add(PRECONDITION_FAILED)
         if isinstance(queue, Log):
             codes |= self._reading_codes(channel, no_ack, arguments)
+            if arguments.get("x-stream-offset") == "committed" and not codes:
+                admitted, refused_too = queue.may_take_name(arguments["x-group"])
+                codes = ({OK} if admitted else set()) | ({PRECONDITION_FAILED} if refused_too else set())
+                if OK in codes:
+
+                    def begin(_: Any) -> None:
+                        self._start_reader(channel, queue, tag, arguments)
+
+                    return Promise(frozenset(codes), begin)
         elif queue is not None and (
             any(c.exclusive for c in queue.consumers)
             or (exclusive and (queue.consumers or queue.single_active))
@@ -149,6 +161,9 @@ class Consuming(Topology):
             return {NOT_IMPLEMENTED, PRECONDITION_FAILED}
         if not channel.prefetch or "x-priority" in arguments:
             return {PRECONDITION_FAILED}
+        looks_at_messages = "x-stream-filter" in arguments or "x-stream-timestamps" in arguments
+        if "x-stream-batches" in arguments and looks_at_messages:
+            return {PRECONDITION_FAILED}
         return set()
 
     def _start_reader(self, channel: Channel, log: Log, tag: str, arguments: dict[str, Any]) -> None:
@@ -168,6 +183,7 @@ class Consuming(Topology):
         reader = Reader(
             tag, channel, log, channel.prefetch, start, tuple(arguments.get("x-stream-filter", ()))
         )
+        reader.batched = bool(arguments.get("x-stream-batches"))
         reader.timed = bool(arguments.get("x-stream-timestamps"))
         reader.channel_step = self.step if offset != "last" else 1 << 60
         if not isinstance(offset, str):
@@ -219,7 +235,11 @@ class Consuming(Topology):
                         f"{queue.name}: get-ok says that {delivered.remaining} messages remain where {low} to {high} is right"
                     )
             elif not queue.racing and queue.kind != "stream-group":
-                ready = [c for c in queue.line() if queue.certainly_ready(c) and queue.open_for(c, channel)]
+                ready = [
+                    c
+                    for c in queue.line()
+                    if queue.certainly_ready(c) and queue.open_for(c, channel, no_ack=no_ack)
+                ]
                 if ready and not queue.deliveries_paused:
                     raise Broken(f"{queue.name}: get-empty, and {ready[0]} is ready")
 
@@ -231,6 +251,8 @@ class Consuming(Topology):
             ended_reader, step = channel.ended_readers[delivered.consumer]
             # It was on its way when another client deleted the stream.
             reader = ended_reader if self.step <= step + (self.broker.nodes > 1) else None
+        if reader is not None and reader.batched:
+            raise Broken(f"{reader.log.name}: reader {reader.tag} got a message, and asked for batches")
         if reader is not None:
             reader.take(int(delivered.headers["x-stream-offset"]), delivered.number)
             # Only this broker tells times.
@@ -251,12 +273,38 @@ class Consuming(Topology):
             raise Broken(f"message {delivered.number} came to {delivered.consumer!r}, which does not consume")
         self._taken(channel, consumer.queue, delivered, consumer, consumer.no_ack)
 
+    def on_batch(
+        self,
+        channel: Channel,
+        tag: int,
+        consumer: str,
+        headers: dict[str, Any],
+        stored: list[tuple[int, int]],
+    ) -> None:
+        """A reader got a whole batch: offsets and numbers of its messages."""
+        reader = channel.readers.get(consumer)
+        if reader is None and consumer in channel.ended_readers:
+            ended_reader, step = channel.ended_readers[consumer]
+            reader = ended_reader if self.step <= step + (self.broker.nodes > 1) else None
+        if reader is None or not reader.batched:
+            raise Broken(f"a batch came to {consumer!r}, which did not ask for it")
+        skip, first, after = (int(headers[f"x-stream-{name}"]) for name in ("skip", "offset", "next-offset"))
+        if int(headers["x-stream-count"]) != len(stored) or (skip and reader.got and not reader.log.compacts):
+            raise Broken(f"{reader.log.name}: a batch of {len(stored)} messages has the headers {headers}")
+        if not stored or not first <= stored[0][0] <= stored[-1][0] < after:
+            raise Broken(f"{reader.log.name}: a batch of the offsets {stored} has the headers {headers}")
+        kept = stored[skip:]
+        for at, (offset, number) in enumerate(kept):
+            reader.take(offset, number, first=at == 0)
+        self._check_tag(channel, tag)
+        channel.unacked[tag] = Held(None, reader.log, None, reader, first, tuple(each for each, _ in kept))
+
     def _taken(
         self, channel: Channel, queue: Queue, delivered: Delivered, consumer: Consumer | None, no_ack: bool
     ) -> None:
         came_by = (delivered.exchange, delivered.key)
         copy = queue.find(delivered.number, delivered.redelivered, delivered.deaths, came_by)
-        queue.take(copy, self.sent_at, consumer, channel)
+        queue.take(copy, self.sent_at, consumer, channel, no_ack=no_ack)
         if (delivered.exchange, delivered.key) != (copy.exchange, copy.key):
             raise Broken(
                 f"{queue.name}: {copy} has the exchange and key {(delivered.exchange, delivered.key)} where {(copy.exchange, copy.key)} is right"
@@ -345,7 +393,8 @@ class Consuming(Topology):
     def _settle(self, how: str, held: Held) -> None:
         copy, queue = held.copy, held.queue
         if held.reader is not None and how == "ack":
-            held.reader.log.acked(held.reader, held.offset)
+            for offset in held.offsets or (held.offset,):
+                held.reader.log.acked(held.reader, offset)
         if copy is None or not isinstance(queue, Queue) or not copy.held:
             return
         if how == "ack":

@@ -17,10 +17,11 @@ class Letters(State):
         if copy.gone:
             return
         letters_presence = self._letters_presence(queue, copy, reason, certain)
-        if not copy.doomed:
+        if not copy.doomed or not copy.letters:
+            # Or it did not die before, when there was no place to go to.
             copy.letters = self._letters(queue, copy, reason, letters_presence)
             copy.doomed = True
-            if reason != "expired" and copy.may_have_expired(self.now):
+            if reason != "expired" and copy.may_have_expired(self.now + self.lasts_s):
                 for letter in copy.letters:
                     letter.deaths_sure = False
         else:
@@ -86,7 +87,9 @@ class Letters(State):
                 lane += f" {copy.ttl_ms}" if copy.flag is Flag.NO else f" {self.ordinal}"
             # It may have expired long before that is certain.
             sent = copy.sent if reason == "expired" else self.step
-            if here is Presence.MAYBE or (reason != "expired" and copy.may_have_expired(self.now)):
+            if here is Presence.MAYBE or (
+                reason != "expired" and copy.may_have_expired(self.now + self.lasts_s)
+            ):
                 # Nor is it known which of them died first.
                 lane += f" {self.ordinal}"
             letter, outcomes = target.offer(

@@ -26,6 +26,10 @@ from tests.model.spec.streams import Log
 RETRY = "amq.mqd.retry"
 
 
+#: A commit of more messages than this may last so long.
+LARGE, LARGE_S = 50, 1.0
+
+
 def _is_group(queue: Queue) -> bool:
     return queue.kind == "stream-group"
 
@@ -53,6 +57,7 @@ class Publishes(Consuming):
         targets = self._route(message.exchange, message.keys, message.headers)
         choice = self._choice(message, targets)
         if channel.transactional:
+            self.published_at[message.number] = self.sent_at
             channel.tx_publishes.append((message, targets, choice, mandatory))
             return
         publishing = self._enqueue(channel, message, targets, awaited, choice)
@@ -96,7 +101,8 @@ class Publishes(Consuming):
         choice: Choice | None = None,
     ) -> Publishing:
         publishing = Publishing(message, [], {"ack"})
-        prompt = self.broker.prompt or (channel.confirming and awaited) or channel.transactional
+        early = message.headers.get("x-confirm") == "leader"
+        prompt = self.broker.prompt or (channel.confirming and awaited and not early) or channel.transactional
         presence = Presence.SURE if prompt and not self.troubled else Presence.COMING
         self.ordinal += 1
         if choice is not None:
@@ -165,6 +171,8 @@ class Publishes(Consuming):
         identity, seen = message.headers.get("x-deduplication-id"), None
         if log.arguments.get("x-deduplication") and identity is not None:
             seen = log.remembered.get(identity)
+            if self._may_overtake(log, identity, lane):
+                seen = Presence.MAYBE
             if seen is Presence.SURE:
                 return
             log.remembered[identity] = Presence.SURE if choice is None else Presence.MAYBE
@@ -188,6 +196,25 @@ class Publishes(Consuming):
             ):
                 self._into_group(queue, log, entry)
 
+    def _may_overtake(self, log: Log, identity: str, lane: str) -> bool:
+        """True if another node may still have a message with this id, which is the duplicate then."""
+        late = [
+            entry
+            for entry in log.entries
+            if entry.arrived is None
+            and entry.lane != lane
+            and entry.message.headers.get("x-deduplication-id") == identity
+        ]
+        if self.broker.prompt or not late:
+            return False
+        for entry in late:
+            entry.presence, entry.repeated = Presence.MAYBE, True
+            for group in self.queues.values():
+                for copy in group.copies if isinstance(group, Queue) and _is_group(group) else ():
+                    if copy.message is entry.message and copy.arrived is None:
+                        copy.presence = Presence.MAYBE
+        return True
+
     def _supersede(self, log: Log, message: Message) -> None:
         """Messages of the same key may be compacted away now, before a group has read them."""
         for group in self.queues.values():
@@ -207,14 +234,18 @@ class Publishes(Consuming):
 
     def arrive(self, publishing: Publishing) -> None:
         """The publish was confirmed, or an answer behind it says that it was handled."""
+        # Nobody gets it before a majority has it.
+        early = publishing.message.headers.get("x-confirm") == "leader" and self.broker.nodes > 1
         for queue, copy in publishing.copies:
+            if early and queue.replicated:
+                continue
             copy.stored = True
             if copy.arrived is None:
                 queue.arrived(copy)
                 if copy.presence is Presence.COMING and not copy.gone and (copy.waits or copy.due is None):
                     copy.presence = Presence.SURE
                     queue.trim()
-        for log in publishing.logs:
+        for log in publishing.logs if not early else ():
             for entry in log.entries:
                 if entry.message is publishing.message and entry.presence is not Presence.SURE:
                     entry.arrived = self.step
@@ -235,10 +266,20 @@ class Publishes(Consuming):
             elif nack and (self.troubled or any(queue.shaken for queue, _ in publishing.copies)):
                 for _, copy in publishing.copies:
                     copy.presence = Presence.MAYBE
+                self._doubt_entries(publishing)
             else:
                 raise Broken(
                     f"message {publishing.message.number} got {what} where {publishing.outcomes} is right"
                 )
+
+    def _doubt_entries(self, publishing: Publishing) -> None:
+        """Whether streams have it is not known."""
+        for log in publishing.logs:
+            groups = [q for q in self.queues.values() if isinstance(q, Queue) and _is_group(q)]
+            for taker in (log.entries, *(group.copies for group in groups)):
+                for entry in taker:
+                    if entry.message is publishing.message and entry.arrived is None:
+                        entry.presence = Presence.MAYBE
 
     def _confirmed(self, publishing: Publishing, nack: bool) -> None:
         if not nack:
@@ -285,11 +326,19 @@ class Publishes(Consuming):
     def commit(self, channel: Channel) -> Promise:
         if not channel.transactional:
             return refused(PRECONDITION_FAILED)
+        # A queue need not exist before the commit.
+        channel.tx_publishes = [
+            (message, self._route("", message.keys, message.headers), choice, mandatory)
+            if message.exchange == ""
+            else (message, targets, choice, mandatory)
+            for message, targets, choice, mandatory in channel.tx_publishes
+        ]
         if any(self._is_paused(name) for _, targets, _, _ in channel.tx_publishes for name in targets):
             # Nothing of it happens, and the channel is closed.
             return refused(PRECONDITION_FAILED)
         codes = {OK}
         publishings = []
+        self.lasts_s = LARGE_S if len(channel.tx_publishes) > LARGE else 0.0
         for message, targets, choice, mandatory in channel.tx_publishes:
             publishing = self._enqueue(channel, message, targets, True, choice)
             publishings.append(publishing)
@@ -299,9 +348,9 @@ class Publishes(Consuming):
                     if publishing.outcomes == {"nack"}
                     else codes | {PRECONDITION_FAILED}
                 )
-            if mandatory and not targets:
+            if mandatory and not any(name in self.queues for name in targets):
                 channel.returns.append(publishing)
-        channel.tx_publishes = []
+        channel.tx_publishes, self.lasts_s = [], 0.0
         settles, channel.tx_settles = channel.tx_settles, []
         refused_some = OK not in codes
         for how, tag, held in settles:
@@ -314,6 +363,12 @@ class Publishes(Consuming):
         def committed(_: Any) -> None:
             for publishing in publishings:
                 self.arrive(publishing)
+                if self.broker.nodes > 1:
+                    # They come a moment later, perhaps behind what other clients publish next.
+                    entries = [entry for log in publishing.logs for entry in log.entries]
+                    for copy in [*(copy for _, copy in publishing.copies), *entries]:
+                        if copy.message is publishing.message:
+                            copy.arrived = None
 
         if PRECONDITION_FAILED in codes and self.broker.nodes > 1:
             # A cluster refuses the whole transaction, if it refuses a part.

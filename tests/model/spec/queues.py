@@ -154,10 +154,12 @@ class Queue:
             return []
         return [each for each in (*self.copies, *self.past) if each.group == copy.group and each is not copy]
 
-    def open_for(self, copy: Copy, channel: Channel) -> bool:
-        """True if a get on this channel may have the copy for sure, as far as its group is concerned."""
+    def open_for(self, copy: Copy, channel: Channel, *, no_ack: bool = False) -> bool:
+        """True if a get on this channel may have the copy for sure, as far as its group is concerned. Gets
+        with automatic acks count as another consumer of the channel.
+        """
         return not any(
-            (each.held and (each.holder != (channel, "") or in_transaction(each)))
+            (each.held and (no_ack or each.holder != (channel, "") or in_transaction(each)))
             or each.may_be_retried
             or (self.vhost.broker.nodes > 1 and max(each.gone_at, each.ready_at) >= self.vhost.step - 1)
             for each in self.group_of(copy)
@@ -223,9 +225,12 @@ class Queue:
         seen = self._seen(message)
         if seen is Presence.SURE:
             return None, {"ack"}
-        if self.publishes_paused and not is_letter:
-            return None, {"nack"} if seen is None else {"ack", "nack"}
         outcomes = {"ack"}
+        if self.publishes_paused and not is_letter:
+            if not (self.shaken and presence is Presence.COMING):
+                return None, {"nack"} if seen is None else {"ack", "nack"}
+            # Nothing says when it comes: perhaps when publishes go on.
+            outcomes, presence = {"ack", "nack"}, Presence.MAYBE
         if seen is not None:
             presence = Presence.MAYBE
         if self.settings.overflow.startswith("reject-publish"):
@@ -269,10 +274,12 @@ class Queue:
     def _delay(self, copy: Copy) -> None:
         delay_s = copy.message.headers.get("x-delay", 0) / 1000 - EARLY_S
         if delay_s > 0:
-            copy.wait((self.vhost.sent_at + delay_s, float("inf")))
+            sent_at = self.vhost.sent_at
+            due = self.vhost.published_at.get(copy.message.number, sent_at) + delay_s
+            copy.wait((due, float("inf")))
             if copy.expiry is not None:
                 # Its time to live begins then.
-                copy.expiry = (copy.expiry[0] + delay_s, float("inf"))
+                copy.expiry = (copy.expiry[0] + max(0, due - sent_at), float("inf"))
 
     def _overtake(self) -> None:
         """What is still on its way, from another queue or node, finds no room behind what comes now."""
@@ -340,7 +347,9 @@ class Queue:
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             # What may still wait is not dropped, and stays in the way of others.
             over = over and not copy.may_be_retried
-            self.vhost.dead_letter(self, copy, "maxlen", certain=certain and not racing and over)
+            self.vhost.dead_letter(
+                self, copy, "maxlen", certain=certain and self.reachable and not racing and over
+            )
 
     def _trim_in_any_order(self) -> None:
         """Several waits have ended, and nobody knows in which order: of too many messages, each may have been
@@ -427,7 +436,15 @@ class Queue:
         """After a fault a message may have been on its way to a client that never got it."""
         return flag in copy.flag.value or (flag and self.shaken)
 
-    def take(self, copy: Copy, began: float, consumer: Consumer | None, channel: Channel) -> None:
+    def take(
+        self,
+        copy: Copy,
+        began: float,
+        consumer: Consumer | None,
+        channel: Channel,
+        *,
+        no_ack: bool = False,
+    ) -> None:
         """A client got this copy. `began` is when the step began that made it possible."""
         # The last release delivers what came back too late.
         returned_late = copy.old and copy.flag is not Flag.NO
@@ -443,7 +460,7 @@ class Queue:
             )
         if self.deliveries_paused and self.vhost.step > self.paused_at + (self.vhost.broker.nodes > 1):
             raise Broken(f"{self.name}: {copy} was delivered while deliveries are paused")
-        self._check_order(copy, consumer, channel)
+        self._check_order(copy, consumer, channel, no_ack=no_ack)
         holder = (channel, consumer.tag if consumer is not None else "")
         for other in self.group_of(copy):
             if other.held and other.holder != holder:
@@ -474,13 +491,14 @@ class Queue:
     def _on_its_way(self, copy: Copy) -> bool:
         return self._has_just_left(copy) and (bool(self.consumers) or copy.expiry is not None)
 
-    def _check_order(self, copy: Copy, consumer: Consumer | None, channel: Channel) -> None:
+    def _check_order(self, copy: Copy, consumer: Consumer | None, channel: Channel, *, no_ack: bool) -> None:
         for other in self.copies:
             if other is copy or other.message.number == copy.message.number:
                 continue
             if self.kind == "stream-group" and other.lane != copy.lane:
                 continue
-            if other.group != copy.group and (consumer is not None or not self.open_for(other, channel)):
+            open_to_all = consumer is None and self.open_for(other, channel, no_ack=no_ack)
+            if other.group != copy.group and not open_to_all:
                 continue
             if other.ready and other.precedes(copy) and self.certainly_ready(other):
                 if consumer is None and not self.racing:

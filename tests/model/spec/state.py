@@ -31,6 +31,8 @@ class Broker:
     #: True if a message expires at its time wherever it stands, not only as the first one of its queue; None
     #: if that is not known.
     expires_anywhere: bool | None = True
+    #: Names of offsets that a stream keeps: a further one is refused.
+    names_max: int = 1000
     #: True until all nodes have been upgraded from the last release.
     old: bool = False
     #: By how much later than its end a message may be on its way to a client.
@@ -59,7 +61,11 @@ class State:
     now: float = 0.0
     sent_at: float = 0.0
     step: int = 0
+    #: When messages of transactions were published, by number: their delay begins then.
+    published_at: dict[int, float] = field(default_factory=dict)
     sent_times: dict[int, float] = field(default_factory=dict)
+    #: For how long the present step may last in the broker.
+    lasts_s: float = 0.0
     ordinal: int = 0
     _ticked: float = 0.0
     #: Consumers of higher priority that had room while another one got a message in this step.

@@ -60,6 +60,8 @@ class Reader:
     time: int = 0
     got: list[tuple[int, int]] = field(default_factory=list)
     over: bool = False
+    #: True if each delivery is a whole batch.
+    batched: bool = False
     #: Of one that has a name.
     position: Position | None = None
     #: True if another one took its name, so that the broker has to cancel it.
@@ -71,8 +73,9 @@ class Reader:
     def spare(self) -> bool:
         return sum(held.reader is self for held in self.channel.unacked.values()) < self.prefetch
 
-    def take(self, offset: int, number: int) -> None:
-        if not self.spare:
+    def take(self, offset: int, number: int, *, first: bool = True) -> None:
+        """A message came; `first` if it is the only one of its delivery, or the first of a batch."""
+        if first and not self.spare:
             raise Broken(f"{self.log.name}: reader {self.tag} got more than its prefetch of {self.prefetch}")
         if self.got and offset <= self.got[-1][0]:
             raise Broken(f"{self.log.name}: reader {self.tag} got offset {offset} after {self.got[-1][0]}")
@@ -117,6 +120,10 @@ class Log:
     #: Positions of readers by name.
     names: dict[str, Position] = field(default_factory=dict)
     certain: bool = True
+    #: Numbers of the messages that were there before a segment was damaged.
+    before_damage: set[int] | None = None
+    #: Offsets that the node says it has lost.
+    lost: set[int] = field(default_factory=set)
 
     kind = "stream"
 
@@ -176,6 +183,21 @@ class Log:
         reader.position = self.names[name] = Position(position.committed())
         reader.start = reader.position.base
 
+    def may_take_name(self, name: str) -> tuple[bool, bool]:
+        """Whether a reader may be admitted with this name, and whether it may be refused: a stream keeps a
+        number of names, and one that never acked may have been forgotten.
+        """
+        if name in self.names:
+            kept = self._surely_kept(self.names[name])
+            return True, not kept and len(self.names) > self.vhost.broker.names_max
+        sure = sum(self._surely_kept(each) for each in self.names.values())
+        most = self.vhost.broker.names_max
+        return sure < most, len(self.names) >= most
+
+    def _surely_kept(self, position: Position) -> bool:
+        read_now = any(reader.position is position and not reader.over for reader in self.readers)
+        return read_now or position.committed()[0] > position.base[1]
+
     def acked(self, reader: Reader, offset: int) -> None:
         if reader.position is None:
             return
@@ -214,6 +236,18 @@ class Log:
                 if identity in self.remembered:
                     self.remembered[identity] = Presence.MAYBE
 
+    def damage(self) -> None:
+        """A segment was damaged: of which stream, and what is lost, the node tells when it reads that."""
+        self.before_damage = {
+            entry.message.number
+            for entry in self.entries
+            if entry.presence is Presence.SURE and self.kept(entry)
+        }
+        for entry in self.entries:
+            entry.presence = Presence.MAYBE
+        for identity in self.remembered:
+            self.remembered[identity] = Presence.MAYBE
+
     def count(self) -> tuple[int, int]:
         """Fewest and most messages in it."""
         return sum(copy.presence is Presence.SURE for copy in self.entries), len(self.entries)
@@ -251,6 +285,12 @@ class Log:
         for offset, number in whole:
             self.see(offset, number)
         numbers = [number for _, number in whole]
+        if self.before_damage is not None and not self.compacts:
+            lost = [number for number in self.before_damage if number not in numbers]
+            if len(lost) > len(self.lost) and not self.retains:
+                raise Broken(
+                    f"{self.name}: lost are {sorted(lost)}, and the node tells of {sorted(self.lost)}"
+                )
         if self.compacts:
             self._verify_compacted(numbers)
         else:
@@ -274,6 +314,8 @@ class Log:
         """They have no gap but before the oldest message there is, which retention may delete up to while the
         new reader is further back.
         """
+        numbers = dict(whole)
+        whole = [(each, numbers.get(each, -1)) for each in sorted({*numbers, *self.lost})]
         offsets = [offset for offset, _ in whole]
         gaps = [at for at, (one, two) in enumerate(pairwise(offsets), 1) if two != one + 1]
         since = max(gaps, default=0)
@@ -287,18 +329,20 @@ class Log:
     def _verify_reader(self, reader: Reader, whole: list[tuple[int, int]]) -> None:
         if not reader.got or self.compacts or self.retains:
             return
+        # What was lost later may have been read before.
+        whole = [each for each in whole if each[0] not in self.lost]
         by_number = {copy.message.number: copy for copy in self.entries}
         first, last = reader.got[0][0], reader.got[-1][0]
         low = first if reader.start[0] != reader.start[1] else max(reader.start[0], 0)
         due = [(o, n) for o, n in whole if low <= o <= last and self.passes(reader, by_number[n])]
-        if due != reader.got:
+        if due != [each for each in reader.got if each[0] not in self.lost]:
             raise Broken(
                 f"{self.name}: reader {reader.tag} got {_short(reader.got)} where {_short(due)} is right"
             )
 
     def _verify_compacted(self, numbers: list[int]) -> None:
         """Folded by key, what is there has to be the same as all that was ever published."""
-        if any(copy.presence is Presence.MAYBE for copy in self.entries):
+        if any(copy.presence is Presence.MAYBE and _key(copy) is not None for copy in self.entries):
             return
         vague = _with_two_lasts(self.entries)
         right = _folded([copy for copy in self.entries if _key(copy) not in vague])

@@ -236,6 +236,8 @@ class Topology(Letters):
             consumer.channel.consumers.pop(consumer.tag, None)
             consumer.channel.ended[consumer.tag] = consumer
         queue.consumers.clear()
+        # Another node takes it away a moment later.
+        ends = self.now if self.broker.prompt else self.now + LATE_S
         for copy in (*queue.copies, *queue.past):
             # What expired just now may still have been in the queue, as are letters that their queues have
             # not confirmed.
@@ -245,7 +247,7 @@ class Topology(Letters):
                     if letter.arrived is None and letter.presence is Presence.COMING:
                         letter.presence = Presence.MAYBE
         for copy in queue.copies:
-            if (copy.ready or copy.waits) and copy.may_have_expired(self.now):
+            if (copy.ready or copy.waits) and copy.may_have_expired(ends):
                 # It may have been dead-lettered before; what waits expires, too.
                 self.dead_letter(queue, copy, "expired", certain=False)
             copy.leave(self.step)

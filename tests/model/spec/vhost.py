@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.spec import settings
 from tests.model.spec.channels import Session
-from tests.model.spec.messages import Choice, Copy, Presence
+from tests.model.spec.messages import Choice, Copy, Flag, Presence
 from tests.model.spec.promises import (
     Broken,
 )
@@ -150,6 +150,17 @@ class Vhost(Publishes):
                         entry.presence = Presence.SURE
                         entry.arrived = entry.arrived if entry.arrived is not None else self.step
 
+    def damaged(self, *, segments: bool) -> None:
+        """A file of the only node was damaged: a segment of a stream, or one that it can do without."""
+        for queue in self.queues.values():
+            for copy in queue.copies if isinstance(queue, Queue) else ():
+                if not copy.gone and copy.flag is Flag.YES:
+                    copy.flag = Flag.EITHER
+                if not copy.gone and segments and isinstance(self.queues.get(copy.lane), Log):
+                    copy.presence = Presence.MAYBE
+            if isinstance(queue, Log) and segments:
+                queue.damage()
+
     def crashed(self, sessions: list[Session], *, orderly: bool) -> None:
         """The only node was killed or stopped, and is up again."""
         self.struck = self.step
@@ -165,8 +176,10 @@ class Vhost(Publishes):
             if isinstance(queue, Queue):
                 for copy in queue.copies:
                     if not copy.message.persistent and copy.may_have_expired(self.now):
-                        # Dead-lettered before, its transient letter is lost.
+                        # Dead-lettered before, its transient letter is lost; but not one in a quorum queue.
                         copy.vague = True
+                        if copy.ready or copy.waits or (copy.held and orderly):
+                            self.dead_letter(queue, copy, "expired", certain=False)
         held = {}
         for session in sessions:
             for channel in session.channels.values():
