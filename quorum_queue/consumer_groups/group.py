@@ -9,10 +9,10 @@ deliveries come back at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-from quorum_queue.consumer_groups.partition import Partition, Span
+from quorum_queue.consumer_groups.partition import LET_GO_MAX, Partition, Span
 from quorum_queue.consumer_groups.sharing import share
 from quorum_queue.machine.consumers import UNLIMITED, PrefetchWindow
 from quorum_queue.machine.effects import Reason
@@ -24,6 +24,7 @@ class Portion:
     """Consecutive messages of one partition that a member holds, with its own consecutive delivery ids.
 
     `offsets` are those of the messages; the last one also stands for missing messages after it, up to `stop`.
+    A portion never changes, so that a snapshot can be made of it later.
     """
 
     __slots__ = ("at_ms", "attempts", "offsets", "partition", "stop")
@@ -42,11 +43,13 @@ class Portion:
     def low(self) -> int:
         return self.offsets[0]
 
-    def take(self, count: int) -> Portion:
-        """Cut off the first `count` messages, fewer than all, and return them."""
-        front = Portion(self.partition, self.offsets[:count], self.offsets[count], self.attempts, self.at_ms)
-        self.offsets = self.offsets[count:]
-        return front
+    def cut(self, count: int) -> tuple[Portion, Portion]:
+        """Return the first `count` messages, fewer than all, and the others."""
+        partition, offsets, attempts, at_ms = self.partition, self.offsets, self.attempts, self.at_ms
+        return (
+            Portion(partition, offsets[:count], offsets[count], attempts, at_ms),
+            Portion(partition, offsets[count:], self.stop, attempts, at_ms),
+        )
 
 
 class Member:
@@ -121,6 +124,10 @@ class Member:
         """Return its portions, with the id of the first delivery of each."""
         return list(zip(self._starts, self._portions, strict=True))
 
+    def columns(self) -> tuple[list[int], list[Portion]]:
+        """Return copies of the same in two lists."""
+        return list(self._starts), list(self._portions)
+
     def put(self, first: int, portion: Portion) -> None:
         """Note a portion with these ids, which are higher than all before."""
         self._starts.append(first)
@@ -149,13 +156,13 @@ class Member:
             first, portion = starts[end], portions[end]
             end += 1
             if first < low:
-                left.append((first, portion.take(low - first)))
+                front, portion = portion.cut(low - first)
+                left.append((first, front))
                 first = low
             if first + len(portion.offsets) - 1 > high:
-                taken.append(portion.take(high - first + 1))
-                left.append((high + 1, portion))
-            else:
-                taken.append(portion)
+                portion, back = portion.cut(high - first + 1)
+                left.append((high + 1, back))
+            taken.append(portion)
         if taken:
             starts[start:end] = [first for first, _ in left]
             portions[start:end] = [portion for _, portion in left]
@@ -171,6 +178,12 @@ class Member:
         self._portions = [portion for _, portion in kept]
         self._counted(-sum([len(each.offsets) for each in taken]))
         return taken
+
+    def let_go(self) -> Iterator[None]:
+        """Forget the portions, in steps."""
+        while self._portions:
+            del self._portions[-LET_GO_MAX:], self._starts[-LET_GO_MAX:]
+            yield
 
     def leave_behind(self) -> None:
         """Nothing is left here of what its client may hold."""
@@ -280,12 +293,13 @@ class Group:
         return count
 
     def _forget_held(self, partition: Partition) -> None:
-        for member in self._holders():
+        for member in self.holders():
             member.take_all(partition)
         partition.held.clear()
         partition.holder = None
 
-    def _holders(self) -> list[Member]:
+    def holders(self) -> list[Member]:
+        """Return all that hold messages or wait for some."""
         return [
             *self.members.values(),
             *self.leaving.values(),
@@ -473,13 +487,13 @@ class Group:
         """Return the members with a delivery older than this."""
         return [
             each
-            for each in self._holders()
+            for each in self.holders()
             if each.oldest_ms is not None and each.oldest_ms <= before_ms and each.key not in self.parked
         ]
 
     def due_ms(self) -> int | None:
         """Return the time of the oldest delivery."""
-        times = [each.oldest_ms for each in self._holders() if each.key not in self.parked]
+        times = [each.oldest_ms for each in self.holders() if each.key not in self.parked]
         return min([time for time in times if time is not None], default=None)
 
 

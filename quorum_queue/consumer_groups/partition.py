@@ -8,6 +8,7 @@ below all of those, so it follows from them, and acks behind a gap are known as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 #: End of the undelivered messages.
 ENDLESS = 1 << 62
+#: Objects that are freed in one step.
+LET_GO_MAX = 4_096
 
 
 class Span(NamedTuple):
@@ -52,14 +55,14 @@ class Spans:
     def all(self) -> list[Span]:
         return list(self._spans)
 
-    def restore(self, spans: list[Span]) -> None:
-        """Become the spans that `all` returned."""
-        rising = all(span.stop <= after.low for span, after in pairwise(spans))
+    def extend(self, spans: list[Span]) -> None:
+        """Add the next ones of the spans that `all` returned."""
+        rising = all(span.stop <= after.low for span, after in pairwise(self._spans[-1:] + spans))
         if not rising or any(span.low >= span.stop for span in spans):
             raise ValueError("spans are not in order")
-        self._spans = spans
-        self._lows = [span.low for span in spans]
-        self.count = sum([span.stop - span.low for span in spans])
+        self._spans += spans
+        self._lows += [span.low for span in spans]
+        self.count += sum([span.stop - span.low for span in spans])
 
     def add(self, span: Span) -> None:
         """Add offsets that are in none of them."""
@@ -108,6 +111,13 @@ class Spans:
         start = bisect_right(self._lows, offset) - 1
         first = max(spans[start].stop - offset, 0)
         return first + sum([span.stop - span.low for span in spans[start + 1 :]])
+
+    def let_go(self) -> Iterator[None]:
+        """Clear it in steps: each span is an object that has to be freed."""
+        while self._spans:
+            del self._spans[-LET_GO_MAX:], self._lows[-LET_GO_MAX:]
+            yield
+        self.count = 0
 
     def clear(self) -> None:
         self._lows, self._spans, self.count = [], [], 0
@@ -219,4 +229,4 @@ class Partition:
         return sorted(self.held.all() + self.returned.all() + self.dying.all())
 
 
-__all__ = ["ENDLESS", "UNKNOWN", "Partition", "Span", "Spans"]
+__all__ = ["ENDLESS", "LET_GO_MAX", "UNKNOWN", "Partition", "Span", "Spans"]
