@@ -271,7 +271,7 @@ class Group:
         limit = self.delivery_limit
         for span in pending:
             if limit is not None and span.attempts > limit:
-                self._die(partition, span, "delivery_limit")
+                self._die([Dead(partition, span, "delivery_limit")])
             else:
                 partition.returned.add(span)
         self._change(partition)
@@ -403,11 +403,23 @@ class Group:
         self.has_room(member)
 
     def _settle(self, portions: list[Portion]) -> None:
-        for portion in portions:
-            partition = portion.partition
-            partition.held.take(portion.low, portion.stop)
-            self._let_go(partition)
+        for partition in self._no_longer_held(portions):
             self._change(partition)
+
+    def _no_longer_held(self, portions: list[Portion]) -> Iterable[Partition]:
+        """Members do not hold these any more; return their partitions. There may be very many: one by one
+        they would move the lists of a partition once for each.
+        """
+        gone: dict[Partition, list[tuple[int, int]]] = {}
+        for portion in portions:
+            ranges = gone.get(portion.partition)
+            if ranges is None:
+                ranges = gone[portion.partition] = []
+            ranges.append((portion.low, portion.stop))
+        for partition, ranges in gone.items():
+            partition.held.remove_all(ranges)
+            self._let_go(partition)
+        return gone
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
         """Deliveries return to their places, before newer messages. `seen`: the client may have got them."""
@@ -418,17 +430,21 @@ class Group:
 
     def _give_back(self, portions: list[Portion], more: int = 1) -> None:
         limit = self.delivery_limit
-        for portion in portions:
-            partition, attempts = portion.partition, portion.attempts + more
-            partition.held.take(portion.low, portion.stop)
-            span = Span(portion.low, portion.stop, attempts)
-            if limit is not None and attempts > limit:
-                self._die(partition, span, "delivery_limit")
-            else:
-                partition.returned.add(span)
-            self._let_go(partition)
+        for partition in self._no_longer_held(portions):
             self._change(partition)
             self.freed[partition] = None
+        returned: dict[Partition, list[Span]] = {}
+        died: list[Dead] = []
+        for portion in portions:
+            partition, attempts = portion.partition, portion.attempts + more
+            span = Span(portion.low, portion.stop, attempts)
+            if limit is not None and attempts > limit:
+                died.append(Dead(partition, span, "delivery_limit"))
+            else:
+                returned.setdefault(partition, []).append(span)
+        for partition, spans in returned.items():
+            partition.returned.add_all(spans)
+        self._die(died)
 
     def discard(self, key: Key, low: int, high: int) -> None:
         """Deliveries were rejected for good."""
@@ -447,16 +463,19 @@ class Group:
             self._give_back(portions)
 
     def _discard(self, portions: list[Portion]) -> None:
-        for portion in portions:
-            partition = portion.partition
-            partition.held.take(portion.low, portion.stop)
-            self._die(partition, Span(portion.low, portion.stop, portion.attempts), "rejected")
-            self._let_go(partition)
+        for partition in self._no_longer_held(portions):
             self._change(partition)
+        self._die(
+            [Dead(each.partition, Span(each.low, each.stop, each.attempts), "rejected") for each in portions]
+        )
 
-    def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
-        partition.dying.add(span)
-        self.dead.append(Dead(partition, span, reason))
+    def _die(self, dead: list[Dead]) -> None:
+        dying: dict[Partition, list[Span]] = {}
+        for each in dead:
+            dying.setdefault(each.partition, []).append(each.span)
+        for partition, spans in dying.items():
+            partition.dying.add_all(spans)
+        self.dead += dead
 
     def buried(self, partition: Partition, low: int, stop: int) -> None:
         """The targets have got these dead messages."""

@@ -21,6 +21,8 @@ UNKNOWN = -1
 ENDLESS = 1 << 62
 #: Objects that are freed in one step.
 LET_GO_MAX = 4_096
+#: Spans that are rather added or removed together.
+_MANY = 16
 
 
 class Span(NamedTuple):
@@ -102,6 +104,71 @@ class Spans:
             lows[start:end] = [span.low for span in left]
             self.count -= sum([span.stop - span.low for span in taken])
         return taken
+
+    def add_all(self, added: list[Span]) -> None:
+        """Add spans one by one, in an order that does not matter: they are disjoint."""
+        if len(added) < _MANY:
+            for span in added:
+                self.add(span)
+            return
+        added.sort()
+        lows = self._lows
+        # Neighbours may merge with them.
+        start = max(bisect_left(lows, added[0].low) - 1, 0)
+        end = bisect_left(lows, added[-1].stop) + 1
+        if self._are_few(len(added), end - start):
+            for span in added:
+                self.add(span)
+            return
+        found = self._spans[start:end] + added
+        found.sort()
+        merged: list[Span] = []
+        last = found[0]
+        for span in found[1:]:
+            if span.low == last.stop and span.attempts == last.attempts:
+                last = Span(last.low, span.stop, last.attempts)
+            else:
+                merged.append(last)
+                last = span
+        merged.append(last)
+        self._spans[start:end] = merged
+        lows[start:end] = [span.low for span in merged]
+        self.count += sum([span.stop - span.low for span in added])
+
+    def remove_all(self, gone: list[tuple[int, int]]) -> None:
+        """Remove offsets from one up to another, as far as they are there. These ranges are disjoint."""
+        gone.sort()
+        lows = self._lows
+        start = max(bisect_right(lows, gone[0][0]) - 1, 0)
+        end = bisect_left(lows, gone[-1][1])
+        if self._are_few(len(gone), end - start):
+            for low, stop in gone:
+                self.take(low, stop)
+            return
+        before = self._spans[start:end]
+        left: list[Span] = []
+        place, last = 0, len(gone)
+        for low, stop, attempts in before:
+            while place < last and gone[place][1] <= low:
+                place += 1
+            at = place
+            while low < stop and at < last and gone[at][0] < stop:
+                if low < gone[at][0]:
+                    left.append(Span(low, gone[at][0], attempts))
+                low = gone[at][1]
+                at += 1
+            if low < stop:
+                left.append(Span(low, stop, attempts))
+        self.count += sum([span.stop - span.low for span in left])
+        self.count -= sum([span.stop - span.low for span in before])
+        self._spans[start:end] = left
+        lows[start:end] = [span.low for span in left]
+
+    def _are_few(self, changes: int, others: int) -> bool:
+        """Return whether changes one by one take less time than to go through all spans between them. Each of
+        them moves, on average, half of the lists.
+        """
+        return changes < _MANY or others > changes * (8 + (len(self._lows) >> 10))
 
     def count_from(self, offset: int) -> int:
         """Return the number of these offsets that are not before the given one."""
