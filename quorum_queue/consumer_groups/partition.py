@@ -293,7 +293,11 @@ class Partition:
 
     def pending(self) -> list[Span]:
         """Return the delivered offsets that are not settled, in order."""
-        return sorted(self.held.all() + self.returned.all() + self.dying.all())
+        found = [spans for spans in (self.held, self.returned, self.dying) if spans]
+        # Mostly of one kind, and there may be thousands: each commit of a group stores them.
+        return (
+            found[0].all() if len(found) == 1 else sorted([span for spans in found for span in spans.all()])
+        )
 
 
 __all__ = ["ENDLESS", "LET_GO_MAX", "UNKNOWN", "Partition", "Span", "Spans"]
