@@ -148,7 +148,8 @@ class Spans:
         before = self._spans[start:end]
         left: list[Span] = []
         place, last = 0, len(gone)
-        for low, stop, attempts in before:
+        for span in before:
+            low, stop, attempts = span
             while place < last and gone[place][1] <= low:
                 place += 1
             at = place
@@ -157,7 +158,9 @@ class Spans:
                     left.append(Span(low, gone[at][0], attempts))
                 low = gone[at][1]
                 at += 1
-            if low < stop:
+            if low == span.low:
+                left.append(span)
+            elif low < stop:
                 left.append(Span(low, stop, attempts))
         self.count += sum([span.stop - span.low for span in left])
         self.count -= sum([span.stop - span.low for span in before])
