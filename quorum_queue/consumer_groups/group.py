@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from quorum_queue.consumer_groups.partition import LET_GO_MAX, Partition, Span
@@ -167,6 +168,48 @@ class Member:
             starts[start:end] = [first for first, _ in left]
             portions[start:end] = [portion for _, portion in left]
             self._counted(-sum([len(each.offsets) for each in taken]))
+        return taken
+
+    def take_many(self, ranges: list[tuple[int, int]]) -> list[Portion]:
+        """Remove the deliveries with ids from one up to and including another, and return them, as `take`
+        does for each. One by one they would move the lists once for each.
+        """
+        starts, portions = self._starts, self._portions
+        rising = all(high < low for (_, high), (low, _) in pairwise(ranges))
+        start = max(bisect_right(starts, ranges[0][0]) - 1, 0)
+        end = bisect_right(starts, ranges[-1][1])
+        if not rising or end - start > len(ranges) * (8 + (len(starts) >> 10)):
+            return [portion for low, high in ranges for portion in self.take(low, high)]
+        taken: list[Portion] = []
+        left_starts: list[int] = []
+        left: list[Portion] = []
+        place, last = 0, len(ranges)
+        for first, portion in zip(starts[start:end], portions[start:end], strict=True):
+            stop = first + len(portion.offsets)
+            while place < last and ranges[place][1] < first:
+                place += 1
+            at = place
+            while first < stop and at < last and ranges[at][0] < stop:
+                low, high = ranges[at]
+                if first < low:
+                    front, portion = portion.cut(low - first)
+                    left_starts.append(first)
+                    left.append(front)
+                    first = low
+                if high + 1 < stop:
+                    front, portion = portion.cut(high + 1 - first)
+                    taken.append(front)
+                    first = high + 1
+                else:
+                    taken.append(portion)
+                    first = stop
+                at += 1
+            if first < stop:
+                left_starts.append(first)
+                left.append(portion)
+        starts[start:end] = left_starts
+        portions[start:end] = left
+        self._counted(-sum([len(each.offsets) for each in taken]))
         return taken
 
     def take_all(self, partition: Partition | None = None) -> list[Portion]:
@@ -400,6 +443,13 @@ class Group:
         """Deliveries were acked."""
         member = self.find(key)
         self._settle(member.take(low, high) if member is not None else [])
+        self.has_room(member)
+
+    def settle_many(self, key: Key, ranges: list[tuple[int, int]]) -> None:
+        """The same for several ranges of ids."""
+        member = self.find(key)
+        if member is not None:
+            self._settle(member.take_many(ranges))
         self.has_room(member)
 
     def _settle(self, portions: list[Portion]) -> None:

@@ -417,3 +417,36 @@ def test_the_lists_of_a_partition_are_moved_once_for_many_messages(
     expected = {"settle": 0, "return": 1_000, "discard": 1_000}
     assert len(partition.returned) + len(partition.dying) == expected[verb]
     assert len(group.dead) == (1_000 if verb == "discard" else 0)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_many_acks_are_settled_as_one_by_one(seed: int) -> None:
+    chance = random.Random(seed)
+    groups = [group_of("a", partitions=3) for _ in range(2)]
+    offsets = [0, 0, 0]
+    for _ in range(chance.choice((5, 100, 400))):
+        number, count = chance.randrange(3), chance.choice((1, 1, 2, 9))
+        for group in groups:
+            hand(group, "a", range(offsets[number], offsets[number] + count), number)
+        offsets[number] += count
+    key, total = ("a", 1, "t"), sum(offsets)
+    for _ in range(4):
+        edges = sorted(chance.sample(range(total), 2 * min(chance.choice((1, 5, 80)), total // 2)))
+        ranges = list(zip(edges[::2], edges[1::2], strict=True))
+        if chance.random() < 0.2:
+            # A client may ack in any order, and twice.
+            ranges += ranges[:3]
+            chance.shuffle(ranges)
+        for low, high in ranges:
+            groups[0].settle(key, low, high)
+        groups[1].settle_many(key, ranges)
+        one, many = [group.members[key] for group in groups]
+        told = [
+            [(first, each.low, each.stop, list(each.offsets)) for first, each in member.portions()]
+            for member in (one, many)
+        ]
+        assert told[0] == told[1] and one.count == many.count
+        for number in range(3):
+            before, after = groups[0].partitions[number], groups[1].partitions[number]
+            assert before.pending() == after.pending() and before.committed == after.committed
+            assert list(groups[0].changed) and len(groups[0].changed) == len(groups[1].changed)
