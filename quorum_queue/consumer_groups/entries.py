@@ -1,4 +1,4 @@
-"""Entries of a consumer group's log, and its state, as bytes.
+"""Entries of a consumer group's log as bytes.
 
     entry   u8 version | u64 now_ms | batches of nodes, each with its length before it
     batch of one node, in msgpack: node, incarnation, number, and its commands
@@ -31,9 +31,7 @@ from typing import Any
 
 import msgspec
 
-from quorum_queue.machine.parts import TransactionId
-
-#: Version of entries and of states.
+#: Version of entries.
 VERSION = 1
 _ENTRY = struct.Struct(">BQ")
 _LENGTH = struct.Struct(">I")
@@ -46,7 +44,7 @@ KEYED = frozenset({"attach", "detach", "limit", "get", "sent", "settle", "return
 
 
 class CodecError(Exception):
-    """The bytes are not an entry or a state that this version knows."""
+    """The bytes are not an entry or a snapshot that this version knows."""
 
 
 class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
@@ -61,67 +59,7 @@ class NodeBatch(msgspec.Struct, array_like=True, frozen=True):
     commands: list[tuple[Any, ...]]
 
 
-class PartitionState(msgspec.Struct, array_like=True, frozen=True):
-    stream_id: int
-    name: str
-    number: int
-    cursor: int
-    generation: int
-    #: From, to, number of returns; for dead messages also the reason, and the number of the first death.
-    returned: list[tuple[int, int, int]]
-    dead: list[tuple[int, int, int, str, int]]
-    #: Index of its owner among the members; below zero if there is none.
-    owner: int
-    #: The member that got deliveries of it last, as long as a member holds any.
-    holder: tuple[str | int | bool | None, ...]
-
-
-class MemberState(msgspec.Struct, array_like=True, frozen=True):
-    key: tuple[str | int | bool | None, ...]
-    prefetch: int
-    next_id: int
-    sent: int
-    #: First id, stream, from, to, number of returns, time of delivery.
-    portions: list[tuple[int, int, int, int, int, int]]
-
-
-class PartState(msgspec.Struct, array_like=True, frozen=True):
-    """A part of a transaction. From versions.TRANSACTIONS on."""
-
-    transaction: TransactionId
-    came: int
-    late: bool
-    prepared: bool
-    participants: list[int]
-    held: list[tuple[str, MemberState]]
-
-
-class GroupState(msgspec.Struct, array_like=True, frozen=True):
-    """The whole state of a replica."""
-
-    version: int
-    applied: int
-    now_ms: int
-    known: bool
-    generation: int
-    partitions: list[PartitionState]
-    members: list[MemberState]
-    leaving: list[MemberState]
-    getters: list[MemberState]
-    #: Getters of single messages, with the next delivery id and the number of wanted messages.
-    getting: list[tuple[tuple[str | int | bool | None, ...], int, int]]
-    #: Node, incarnation and number of the last batch.
-    batches: list[tuple[str, int, int]]
-    gap: list[str] | None = None
-    #: The number of the next death.
-    deaths: int = 0
-    #: True if the group will be deleted. From versions.SEALS on.
-    sealed: bool = False
-    parts: list[PartState] = []
-
-
 _batch_decoder = msgspec.msgpack.Decoder(NodeBatch)
-_state_decoder = msgspec.msgpack.Decoder(GroupState)
 
 
 def encode_batch(node: str, incarnation: int, number: int, commands: Iterable[Command]) -> bytes:
@@ -188,38 +126,13 @@ def _with_keys(batch: NodeBatch) -> NodeBatch:
     return NodeBatch(batch.node, batch.incarnation, batch.number, [], commands)
 
 
-def encode_state(state: GroupState) -> bytes:
-    if not state.parts:
-        # The format of earlier versions.
-        fields = msgspec.structs.astuple(state)[:-1]
-        return msgspec.msgpack.encode(fields if state.sealed else fields[:-1])
-    return msgspec.msgpack.encode(state)
-
-
-def decode_state(data: bytes | memoryview) -> GroupState:
-    """Raises CodecError."""
-    try:
-        state = _state_decoder.decode(data)
-    except msgspec.MsgspecError as error:
-        raise CodecError(f"no state of a consumer group: {error}") from error
-    if state.version != VERSION:
-        raise CodecError(f"a state has version {state.version}, this mqd reads version {VERSION}")
-    return state
-
-
 __all__ = [
     "VERSION",
     "CodecError",
     "Command",
     "Key",
-    "MemberState",
     "NodeBatch",
-    "PartState",
-    "PartitionState",
-    "GroupState",
     "decode_entry",
-    "decode_state",
     "encode_batch",
     "encode_entry",
-    "encode_state",
 ]

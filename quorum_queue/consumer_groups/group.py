@@ -9,10 +9,11 @@ deliveries come back at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
-from quorum_queue.consumer_groups.partition import Partition, Span
+from quorum_queue.consumer_groups.partition import LET_GO_MAX, Partition, Span
 from quorum_queue.consumer_groups.sharing import share
 from quorum_queue.machine.consumers import UNLIMITED, PrefetchWindow
 from quorum_queue.machine.effects import Reason
@@ -24,6 +25,7 @@ class Portion:
     """Consecutive messages of one partition that a member holds, with its own consecutive delivery ids.
 
     `offsets` are those of the messages; the last one also stands for missing messages after it, up to `stop`.
+    A portion never changes, so that a snapshot can be made of it later.
     """
 
     __slots__ = ("at_ms", "attempts", "offsets", "partition", "stop")
@@ -42,11 +44,13 @@ class Portion:
     def low(self) -> int:
         return self.offsets[0]
 
-    def take(self, count: int) -> Portion:
-        """Cut off the first `count` messages, fewer than all, and return them."""
-        front = Portion(self.partition, self.offsets[:count], self.offsets[count], self.attempts, self.at_ms)
-        self.offsets = self.offsets[count:]
-        return front
+    def cut(self, count: int) -> tuple[Portion, Portion]:
+        """Return the first `count` messages, fewer than all, and the others."""
+        partition, offsets, attempts, at_ms = self.partition, self.offsets, self.attempts, self.at_ms
+        return (
+            Portion(partition, offsets[:count], offsets[count], attempts, at_ms),
+            Portion(partition, offsets[count:], self.stop, attempts, at_ms),
+        )
 
 
 class Member:
@@ -121,6 +125,10 @@ class Member:
         """Return its portions, with the id of the first delivery of each."""
         return list(zip(self._starts, self._portions, strict=True))
 
+    def columns(self) -> tuple[list[int], list[Portion]]:
+        """Return copies of the same in two lists."""
+        return list(self._starts), list(self._portions)
+
     def put(self, first: int, portion: Portion) -> None:
         """Note a portion with these ids, which are higher than all before."""
         self._starts.append(first)
@@ -149,17 +157,59 @@ class Member:
             first, portion = starts[end], portions[end]
             end += 1
             if first < low:
-                left.append((first, portion.take(low - first)))
+                front, portion = portion.cut(low - first)
+                left.append((first, front))
                 first = low
             if first + len(portion.offsets) - 1 > high:
-                taken.append(portion.take(high - first + 1))
-                left.append((high + 1, portion))
-            else:
-                taken.append(portion)
+                portion, back = portion.cut(high - first + 1)
+                left.append((high + 1, back))
+            taken.append(portion)
         if taken:
             starts[start:end] = [first for first, _ in left]
             portions[start:end] = [portion for _, portion in left]
             self._counted(-sum([len(each.offsets) for each in taken]))
+        return taken
+
+    def take_many(self, ranges: list[tuple[int, int]]) -> list[Portion]:
+        """Remove the deliveries with ids from one up to and including another, and return them, as `take`
+        does for each. One by one they would move the lists once for each.
+        """
+        starts, portions = self._starts, self._portions
+        rising = all(high < low for (_, high), (low, _) in pairwise(ranges))
+        start = max(bisect_right(starts, ranges[0][0]) - 1, 0)
+        end = bisect_right(starts, ranges[-1][1])
+        if not rising or end - start > len(ranges) * (8 + (len(starts) >> 10)):
+            return [portion for low, high in ranges for portion in self.take(low, high)]
+        taken: list[Portion] = []
+        left_starts: list[int] = []
+        left: list[Portion] = []
+        place, last = 0, len(ranges)
+        for first, portion in zip(starts[start:end], portions[start:end], strict=True):
+            stop = first + len(portion.offsets)
+            while place < last and ranges[place][1] < first:
+                place += 1
+            at = place
+            while first < stop and at < last and ranges[at][0] < stop:
+                low, high = ranges[at]
+                if first < low:
+                    front, portion = portion.cut(low - first)
+                    left_starts.append(first)
+                    left.append(front)
+                    first = low
+                if high + 1 < stop:
+                    front, portion = portion.cut(high + 1 - first)
+                    taken.append(front)
+                    first = high + 1
+                else:
+                    taken.append(portion)
+                    first = stop
+                at += 1
+            if first < stop:
+                left_starts.append(first)
+                left.append(portion)
+        starts[start:end] = left_starts
+        portions[start:end] = left
+        self._counted(-sum([len(each.offsets) for each in taken]))
         return taken
 
     def take_all(self, partition: Partition | None = None) -> list[Portion]:
@@ -171,6 +221,12 @@ class Member:
         self._portions = [portion for _, portion in kept]
         self._counted(-sum([len(each.offsets) for each in taken]))
         return taken
+
+    def let_go(self) -> Iterator[None]:
+        """Forget the portions, in steps."""
+        while self._portions:
+            del self._portions[-LET_GO_MAX:], self._starts[-LET_GO_MAX:]
+            yield
 
     def leave_behind(self) -> None:
         """Nothing is left here of what its client may hold."""
@@ -258,7 +314,7 @@ class Group:
         limit = self.delivery_limit
         for span in pending:
             if limit is not None and span.attempts > limit:
-                self._die(partition, span, "delivery_limit")
+                self._die([Dead(partition, span, "delivery_limit")])
             else:
                 partition.returned.add(span)
         self._change(partition)
@@ -280,12 +336,13 @@ class Group:
         return count
 
     def _forget_held(self, partition: Partition) -> None:
-        for member in self._holders():
+        for member in self.holders():
             member.take_all(partition)
         partition.held.clear()
         partition.holder = None
 
-    def _holders(self) -> list[Member]:
+    def holders(self) -> list[Member]:
+        """Return all that hold messages or wait for some."""
         return [
             *self.members.values(),
             *self.leaving.values(),
@@ -388,12 +445,31 @@ class Group:
         self._settle(member.take(low, high) if member is not None else [])
         self.has_room(member)
 
+    def settle_many(self, key: Key, ranges: list[tuple[int, int]]) -> None:
+        """The same for several ranges of ids."""
+        member = self.find(key)
+        if member is not None:
+            self._settle(member.take_many(ranges))
+        self.has_room(member)
+
     def _settle(self, portions: list[Portion]) -> None:
-        for portion in portions:
-            partition = portion.partition
-            partition.held.take(portion.low, portion.stop)
-            self._let_go(partition)
+        for partition in self._no_longer_held(portions):
             self._change(partition)
+
+    def _no_longer_held(self, portions: list[Portion]) -> Iterable[Partition]:
+        """Members do not hold these any more; return their partitions. There may be very many: one by one
+        they would move the lists of a partition once for each.
+        """
+        gone: dict[Partition, list[tuple[int, int]]] = {}
+        for portion in portions:
+            ranges = gone.get(portion.partition)
+            if ranges is None:
+                ranges = gone[portion.partition] = []
+            ranges.append((portion.low, portion.stop))
+        for partition, ranges in gone.items():
+            partition.held.remove_all(ranges)
+            self._let_go(partition)
+        return gone
 
     def give_back(self, key: Key, low: int, high: int, *, seen: bool = True) -> None:
         """Deliveries return to their places, before newer messages. `seen`: the client may have got them."""
@@ -404,17 +480,21 @@ class Group:
 
     def _give_back(self, portions: list[Portion], more: int = 1) -> None:
         limit = self.delivery_limit
-        for portion in portions:
-            partition, attempts = portion.partition, portion.attempts + more
-            partition.held.take(portion.low, portion.stop)
-            span = Span(portion.low, portion.stop, attempts)
-            if limit is not None and attempts > limit:
-                self._die(partition, span, "delivery_limit")
-            else:
-                partition.returned.add(span)
-            self._let_go(partition)
+        for partition in self._no_longer_held(portions):
             self._change(partition)
             self.freed[partition] = None
+        returned: dict[Partition, list[Span]] = {}
+        died: list[Dead] = []
+        for portion in portions:
+            partition, attempts = portion.partition, portion.attempts + more
+            span = Span(portion.low, portion.stop, attempts)
+            if limit is not None and attempts > limit:
+                died.append(Dead(partition, span, "delivery_limit"))
+            else:
+                returned.setdefault(partition, []).append(span)
+        for partition, spans in returned.items():
+            partition.returned.add_all(spans)
+        self._die(died)
 
     def discard(self, key: Key, low: int, high: int) -> None:
         """Deliveries were rejected for good."""
@@ -433,16 +513,19 @@ class Group:
             self._give_back(portions)
 
     def _discard(self, portions: list[Portion]) -> None:
-        for portion in portions:
-            partition = portion.partition
-            partition.held.take(portion.low, portion.stop)
-            self._die(partition, Span(portion.low, portion.stop, portion.attempts), "rejected")
-            self._let_go(partition)
+        for partition in self._no_longer_held(portions):
             self._change(partition)
+        self._die(
+            [Dead(each.partition, Span(each.low, each.stop, each.attempts), "rejected") for each in portions]
+        )
 
-    def _die(self, partition: Partition, span: Span, reason: Reason) -> None:
-        partition.dying.add(span)
-        self.dead.append(Dead(partition, span, reason))
+    def _die(self, dead: list[Dead]) -> None:
+        dying: dict[Partition, list[Span]] = {}
+        for each in dead:
+            dying.setdefault(each.partition, []).append(each.span)
+        for partition, spans in dying.items():
+            partition.dying.add_all(spans)
+        self.dead += dead
 
     def buried(self, partition: Partition, low: int, stop: int) -> None:
         """The targets have got these dead messages."""
@@ -473,13 +556,13 @@ class Group:
         """Return the members with a delivery older than this."""
         return [
             each
-            for each in self._holders()
+            for each in self.holders()
             if each.oldest_ms is not None and each.oldest_ms <= before_ms and each.key not in self.parked
         ]
 
     def due_ms(self) -> int | None:
         """Return the time of the oldest delivery."""
-        times = [each.oldest_ms for each in self._holders() if each.key not in self.parked]
+        times = [each.oldest_ms for each in self.holders() if each.key not in self.parked]
         return min([time for time in times if time is not None], default=None)
 
 

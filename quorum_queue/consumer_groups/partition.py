@@ -8,6 +8,7 @@ below all of those, so it follows from them, and acks behind a gap are known as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 UNKNOWN = -1
 #: End of the undelivered messages.
 ENDLESS = 1 << 62
+#: Objects that are freed in one step.
+LET_GO_MAX = 4_096
+#: Spans that are rather added or removed together.
+_MANY = 16
 
 
 class Span(NamedTuple):
@@ -52,14 +57,14 @@ class Spans:
     def all(self) -> list[Span]:
         return list(self._spans)
 
-    def restore(self, spans: list[Span]) -> None:
-        """Become the spans that `all` returned."""
-        rising = all(span.stop <= after.low for span, after in pairwise(spans))
+    def extend(self, spans: list[Span]) -> None:
+        """Add the next ones of the spans that `all` returned."""
+        rising = all(span.stop <= after.low for span, after in pairwise(self._spans[-1:] + spans))
         if not rising or any(span.low >= span.stop for span in spans):
             raise ValueError("spans are not in order")
-        self._spans = spans
-        self._lows = [span.low for span in spans]
-        self.count = sum([span.stop - span.low for span in spans])
+        self._spans += spans
+        self._lows += [span.low for span in spans]
+        self.count += sum([span.stop - span.low for span in spans])
 
     def add(self, span: Span) -> None:
         """Add offsets that are in none of them."""
@@ -100,6 +105,74 @@ class Spans:
             self.count -= sum([span.stop - span.low for span in taken])
         return taken
 
+    def add_all(self, added: list[Span]) -> None:
+        """Add spans one by one, in an order that does not matter: they are disjoint."""
+        if len(added) < _MANY:
+            for span in added:
+                self.add(span)
+            return
+        added.sort()
+        lows = self._lows
+        # Neighbours may merge with them.
+        start = max(bisect_left(lows, added[0].low) - 1, 0)
+        end = bisect_left(lows, added[-1].stop) + 1
+        if self._are_few(len(added), end - start):
+            for span in added:
+                self.add(span)
+            return
+        found = self._spans[start:end] + added
+        found.sort()
+        merged: list[Span] = []
+        last = found[0]
+        for span in found[1:]:
+            if span.low == last.stop and span.attempts == last.attempts:
+                last = Span(last.low, span.stop, last.attempts)
+            else:
+                merged.append(last)
+                last = span
+        merged.append(last)
+        self._spans[start:end] = merged
+        lows[start:end] = [span.low for span in merged]
+        self.count += sum([span.stop - span.low for span in added])
+
+    def remove_all(self, gone: list[tuple[int, int]]) -> None:
+        """Remove offsets from one up to another, as far as they are there. These ranges are disjoint."""
+        gone.sort()
+        lows = self._lows
+        start = max(bisect_right(lows, gone[0][0]) - 1, 0)
+        end = bisect_left(lows, gone[-1][1])
+        if self._are_few(len(gone), end - start):
+            for low, stop in gone:
+                self.take(low, stop)
+            return
+        before = self._spans[start:end]
+        left: list[Span] = []
+        place, last = 0, len(gone)
+        for span in before:
+            low, stop, attempts = span
+            while place < last and gone[place][1] <= low:
+                place += 1
+            at = place
+            while low < stop and at < last and gone[at][0] < stop:
+                if low < gone[at][0]:
+                    left.append(Span(low, gone[at][0], attempts))
+                low = gone[at][1]
+                at += 1
+            if low == span.low:
+                left.append(span)
+            elif low < stop:
+                left.append(Span(low, stop, attempts))
+        self.count += sum([span.stop - span.low for span in left])
+        self.count -= sum([span.stop - span.low for span in before])
+        self._spans[start:end] = left
+        lows[start:end] = [span.low for span in left]
+
+    def _are_few(self, changes: int, others: int) -> bool:
+        """Return whether changes one by one take less time than to go through all spans between them. Each of
+        them moves, on average, half of the lists.
+        """
+        return changes < _MANY or others > changes * (8 + (len(self._lows) >> 10))
+
     def count_from(self, offset: int) -> int:
         """Return the number of these offsets that are not before the given one."""
         spans = self._spans
@@ -108,6 +181,13 @@ class Spans:
         start = bisect_right(self._lows, offset) - 1
         first = max(spans[start].stop - offset, 0)
         return first + sum([span.stop - span.low for span in spans[start + 1 :]])
+
+    def let_go(self) -> Iterator[None]:
+        """Clear it in steps: each span is an object that has to be freed."""
+        while self._spans:
+            del self._spans[-LET_GO_MAX:], self._lows[-LET_GO_MAX:]
+            yield
+        self.count = 0
 
     def clear(self) -> None:
         self._lows, self._spans, self.count = [], [], 0
@@ -216,7 +296,11 @@ class Partition:
 
     def pending(self) -> list[Span]:
         """Return the delivered offsets that are not settled, in order."""
-        return sorted(self.held.all() + self.returned.all() + self.dying.all())
+        found = [spans for spans in (self.held, self.returned, self.dying) if spans]
+        # Mostly of one kind, and there may be thousands: each commit of a group stores them.
+        return (
+            found[0].all() if len(found) == 1 else sorted([span for spans in found for span in spans.all()])
+        )
 
 
-__all__ = ["ENDLESS", "UNKNOWN", "Partition", "Span", "Spans"]
+__all__ = ["ENDLESS", "LET_GO_MAX", "UNKNOWN", "Partition", "Span", "Spans"]

@@ -15,32 +15,16 @@ A node numbers its batches, and replicas apply them only in order (see quorum_qu
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
-from quorum_queue.consumer_groups.entries import (
-    VERSION,
-    CodecError,
-    Command,
-    GroupState,
-    Key,
-    MemberState,
-    NodeBatch,
-    PartitionState,
-    PartState,
-    decode_state,
-    encode_state,
-)
-from quorum_queue.consumer_groups.group import Group, Member, Portion
+from quorum_queue.consumer_groups import snapshot
+from quorum_queue.consumer_groups.entries import CodecError, Command, Key, NodeBatch
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
-from quorum_queue.consumer_groups.parts import GroupPart, GroupParts
+from quorum_queue.consumer_groups.state import AHEAD_MAX, Death, ReplicaState, new_member
 from quorum_queue.machine.consumers import ALL_IDS
 from quorum_queue.machine.effects import GONE, Reason
 from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
-
-#: Messages that may be on their way to one member, which reports after each half of that. The same on all
-#: nodes, because it affects the state.
-AHEAD_MAX = 4096
 
 
 class Handed(NamedTuple):
@@ -54,19 +38,6 @@ class Handed(NamedTuple):
     low: int
     stop: int
     attempts: int
-
-
-class Death(NamedTuple):
-    """Messages that have died and are on their way to the dead-letter targets.
-
-    Deaths are numbered, and these have consecutive numbers from `first` on. So a target recognises a repeated
-    letter, and a message that dies once more after a reset is a new letter.
-    """
-
-    partition: Partition
-    span: Span
-    reason: Reason
-    first: int
 
 
 class Applied:
@@ -119,49 +90,15 @@ class Applied:
         self.forgotten: list[int] = []
 
 
-class GroupReplica:
+class GroupReplica(ReplicaState):
     """One member's copy of a group."""
 
-    __slots__ = (
-        "_applied",
-        "_own",
-        "applied",
-        "batches",
-        "dead",
-        "dead_letters",
-        "deaths",
-        "gap",
-        "getting",
-        "group",
-        "known",
-        "now_ms",
-        "parts",
-        "sealed",
-    )
+    __slots__ = ("_applied", "_own", "dead_letters")
 
     def __init__(self, delivery_limit: int | None, *, dead_letters: bool) -> None:
         """The options are those of the declaration. `dead_letters`: the group has a dead-letter exchange."""
-        self.group = Group(delivery_limit)
-        #: Parts of transactions that are not decided.
-        self.parts = GroupParts(self.group)
+        super().__init__(delivery_limit)
         self.dead_letters = dead_letters
-        #: Index of the last entry applied, and its time.
-        self.applied = 0
-        self.now_ms = 0
-        #: True if it knows its streams: streams added later are read from their first message on.
-        self.known = False
-        #: Deaths that the targets have not got yet.
-        self.dead: list[Death] = []
-        #: The number of the next death.
-        self.deaths = 0
-        #: Getters of single messages: the next delivery id, and how many messages are wanted.
-        self.getting: dict[Key, tuple[int, int]] = {}
-        #: Incarnation and number of the last batch applied, by node.
-        self.batches: dict[str, tuple[int, int]] = {}
-        #: After an entry was given up: the nodes with a batch applied since.
-        self.gap: dict[str, None] | None = None
-        #: True if the group will be deleted: it takes no member any more.
-        self.sealed = False
         self._applied = Applied()
         self._own: tuple[str, int] = ("", 0)
 
@@ -340,7 +277,7 @@ class GroupReplica:
             if self.group.find(key) is not None:
                 # Its node has forgotten its deliveries.
                 self.group.leave(key, gone=True)
-            self.group.join(_member(key, prefetch, next_id, next_id))
+            self.group.join(new_member(key, prefetch, next_id, next_id))
         if is_own:
             self._applied.attached.append((key, refused))
 
@@ -461,7 +398,7 @@ class GroupReplica:
         member = group.members.get(key)
         wanted = self.getting.get(key)
         if member is None and wanted is not None:
-            member = group.getters.get(key) or _member(key, 0, wanted[0], wanted[0], limited=False)
+            member = group.getters.get(key) or new_member(key, 0, wanted[0], wanted[0], limited=False)
             stop = min(stop, low + 1)
             if not partition.is_open_to(member):
                 return
@@ -517,144 +454,22 @@ class GroupReplica:
     # -- the whole state -------------------------------------------------------------------------------------
 
     def snapshot(self) -> bytes:
-        group = self.group
-        places = {key: place for place, key in enumerate(group.members)}
-        dying: dict[Partition, list[tuple[int, int, int, str, int]]] = {}
-        for dead in self.dead:
-            dying.setdefault(dead.partition, []).append((*dead.span, dead.reason, dead.first))
-        partitions = [
-            PartitionState(
-                each.stream_id,
-                each.name,
-                each.number,
-                each.cursor,
-                each.generation,
-                # There may be very many: as they are, these are tuples.
-                cast(list[tuple[int, int, int]], each.returned.all()),
-                dying.get(each, []),
-                -1 if each.owner is None else places[each.owner.key],
-                () if each.holder is None else each.holder.key,
-            )
-            for each in group.partitions.values()
-        ]
-        state = GroupState(
-            VERSION,
-            self.applied,
-            self.now_ms,
-            self.known,
-            group.generation,
-            partitions,
-            [_state_of(each) for each in group.members.values()],
-            [_state_of(each) for each in group.leaving.values()],
-            [_state_of(each) for each in group.getters.values()],
-            [(key, *wanted) for key, wanted in self.getting.items()],
-            [(node, *last) for node, last in sorted(self.batches.items())],
-            None if self.gap is None else sorted(self.gap),
-            self.deaths,
-            self.sealed,
-            [_state_of_part(each) for each in self.parts.all()],
-        )
-        return encode_state(state)
+        return snapshot.encode(self)
 
     @classmethod
     def restore(
         cls, data: bytes | memoryview, delivery_limit: int | None, *, dead_letters: bool
     ) -> GroupReplica:
         """Build a replica from what `snapshot` returned. Raises CodecError."""
-        state = decode_state(data)
         replica = cls(delivery_limit, dead_letters=dead_letters)
-        group = replica.group
-        replica.applied, replica.now_ms, replica.known = state.applied, state.now_ms, state.known
-        replica.deaths = state.deaths
-        replica.sealed = state.sealed
-        for each in state.partitions:
-            partition = Partition(each.stream_id, each.name, each.number)
-            partition.cursor, partition.generation = each.cursor, each.generation
-            try:
-                partition.returned.restore([Span(*span) for span in each.returned])
-            except ValueError as error:
-                raise CodecError(f"no snapshot of a group: {error}") from error
-            for low, stop, attempts, reason, first in each.dead:
-                span_of = Span(low, stop, attempts)
-                partition.dying.add(span_of)
-                replica.dead.append(Death(partition, span_of, cast(Reason, reason), first))
-            group.add(partition)
-        for found, members, limited in (
-            (state.members, group.members, True),
-            (state.leaving, group.leaving, True),
-            (state.getters, group.getters, False),
-        ):
-            for saved in found:
-                members[saved.key] = _restored(group, saved, limited=limited)
-        for part in state.parts:
-            replica.parts.by_id[part.transaction] = _restored_part(group, part)
-        owners = list(group.members.values())
-        for each in state.partitions:
-            partition = group.partitions[each.stream_id]
-            if each.holder:
-                # Another consumer of its channel may hold the rest.
-                partition.holder = group.find(each.holder) or _member(each.holder, 0, 0, 0)
-            if each.owner >= 0:
-                owner = owners[each.owner]
-                partition.owner = owner
-                owner.owned[partition] = None
-        replica.dead.sort(key=lambda each: each.first)
-        group.generation = state.generation
-        group.settled_down()
-        replica.getting = {key: (next_id, count) for key, next_id, count in state.getting}
-        replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
-        replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
+        reading = snapshot.Reading(data, replica)
+        while reading.go_on():
+            pass
         return replica
 
     def digest(self) -> bytes:
         """16 bytes that are equal on replicas that applied the same entries."""
         return blake2b(self.snapshot(), digest_size=16).digest()
-
-
-def _member(key: Key, prefetch: int, next_id: int, sent: int, *, limited: bool = True) -> Member:
-    # The last two fields of a key are the consumer's own.
-    member = Member(key, prefetch=prefetch, channel=key[:-2], ahead_max=AHEAD_MAX if limited else 0)
-    member.next_id, member.sent = next_id, sent
-    return member
-
-
-def _state_of(member: Member) -> MemberState:
-    portions = [
-        (first, each.partition.stream_id, each.low, each.stop, each.attempts, each.at_ms)
-        for first, each in member.portions()
-    ]
-    return MemberState(member.key, member.prefetch, member.next_id, member.sent, portions)
-
-
-def _state_of_part(part: GroupPart) -> PartState:
-    return PartState(
-        part.transaction,
-        part.came,
-        part.late,
-        part.prepared,
-        part.participants,
-        [(verb, _state_of(holder)) for verb, holder in part.held],
-    )
-
-
-def _restored_part(group: Group, saved: PartState) -> GroupPart:
-    part = GroupPart(saved.transaction)
-    part.came, part.late, part.prepared = saved.came, saved.late, saved.prepared
-    part.participants = saved.participants
-    for verb, state in saved.held:
-        holder = _restored(group, state, limited=False)
-        part.held.append((verb, holder))
-        group.parked[holder.key] = holder
-    return part
-
-
-def _restored(group: Group, saved: MemberState, *, limited: bool) -> Member:
-    member = _member(saved.key, saved.prefetch, saved.next_id, saved.sent, limited=limited)
-    for first, stream_id, low, stop, attempts, at_ms in saved.portions:
-        partition = group.partitions[stream_id]
-        partition.held.add(Span(low, stop, attempts))
-        member.put(first, Portion(partition, range(low, stop), stop, attempts, at_ms))
-    return member
 
 
 __all__ = ["AHEAD_MAX", "Applied", "Death", "Handed", "GroupReplica"]

@@ -215,7 +215,9 @@ class MqdCluster(Cluster):
 
     def queue(self, name: str, queue: str) -> dict[str, Any]:
         """Return a node's report on a quorum queue. Raises ApiFailed."""
-        told: dict[str, Any] = self._api("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
+        told: dict[str, Any] = self._api(
+            "GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}?digest=true"
+        )
         return told
 
     def row(self, name: str, queue: str) -> dict[str, Any]:
@@ -236,7 +238,7 @@ class MqdCluster(Cluster):
 
     def _queue(self, name: str, queue: str) -> Any:
         """Return a node's report on a queue that it is a member of."""
-        told = self._try("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}")
+        told = self._try("GET", name, f"/api/cluster/queues/%2F/{quote(queue, safe='')}?digest=true")
         return told if told and "applied" in told else None
 
     def topology_leader(self) -> str | None:

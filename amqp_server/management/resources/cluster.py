@@ -46,7 +46,7 @@ async def queues(call: Call) -> Any:
 
 
 async def queue(call: Call) -> Any:
-    return _cluster(call).queue(call.vhost(), call.path["name"])
+    return _cluster(call).queue(call.vhost(), call.path["name"], digest=call.flag("digest"))
 
 
 #: Types of queues that have members.

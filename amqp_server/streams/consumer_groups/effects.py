@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 
+from amqp_server.streams.consumer_groups import snapshots
 from amqp_server.streams.consumer_groups.coordinator import Coordinator
 from amqp_server.streams.consumer_groups.dead_letters import Letters
 from amqp_server.streams.consumer_groups.requests import InUse, Requests
@@ -15,9 +16,9 @@ from quorum_queue.cluster.queues import events
 from quorum_queue.cluster.queues.guests import Guest
 from quorum_queue.cluster.queues.member_host import UNKNOWN
 from quorum_queue.cluster.queues.parts import UNKNOWN_PART, applied_parts
+from quorum_queue.cluster.snapshots.state_of import unreadable
 from quorum_queue.consumer_groups.entries import CodecError
 from quorum_queue.consumer_groups.replica import Applied, GroupReplica
-from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine.consumers import Consumer
@@ -40,6 +41,8 @@ class GroupEffects(GroupView):
     queue_id: int
     #: How far the time of the group is ahead of this node's clock.
     _ahead_ms: int
+    #: A snapshot of the leader that was read, and its replica.
+    read: tuple[bytes, GroupReplica] | None = None
 
     def schedule(self) -> None:
         """Schedule this host's work for this turn."""
@@ -67,18 +70,27 @@ class GroupEffects(GroupView):
         self.replica = self._restored(state)
         self._keep_time()
 
+    def new_replica(self) -> GroupReplica:
+        options = self.options
+        return GroupReplica(options.delivery_limit, dead_letters=options.dead_letters)
+
     def _restored(self, state: bytes) -> GroupReplica:
+        """Return the replica of a snapshot, which may have been read before."""
+        read, self.read = self.read, None
+        if read is not None and read[0] == state:
+            return read[1]
         options = self.options
         try:
             return GroupReplica.restore(state, options.delivery_limit, dead_letters=options.dead_letters)
         except CodecError as error:
-            raise Unreadable(f"its snapshot can't be read by this version of mqd: {error}") from None
+            raise unreadable(error) from None
 
     def restore(self, state: bytes) -> None:
         """Jump to a snapshot from the leader, and hand out the messages that the group gave this node's
         consumers meanwhile.
         """
-        self.replica = self._restored(state)
+        before, self.replica = self.replica, self._restored(state)
+        snapshots.drop(self, self._turn, before)
         self._keep_time()
         self._deliveries.forget_all()
         last_own = self.last_own_batch()

@@ -155,10 +155,16 @@ class ConsumerGroupHost(QueueHost):
 
     def _apply(self, commands: list[Command]) -> None:
         group = self.group
-        for command in commands:
+        settled: list[tuple[int, int]] = []
+        for place, command in enumerate(commands):
             verb = command[0]
             if verb == "settle":
-                group.settle(command[1], command[2], command[3])
+                settled.append((command[2], command[3]))
+                after = commands[place + 1] if place + 1 < len(commands) else None
+                if after is None or after[:2] != command[:2]:
+                    # There may be thousands of acks of one member.
+                    group.settle_many(command[1], settled)
+                    settled = []
             elif verb == "return":
                 group.give_back(command[1], command[2], command[3])
             elif verb == "discard":

@@ -16,6 +16,7 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from amqp_server.streams.consumer_groups import snapshots
 from amqp_server.streams.consumer_groups.coordinator import Coordinator, all_caught_up
 from amqp_server.streams.consumer_groups.dead_letters import Letters
 from amqp_server.streams.consumer_groups.deliveries import Deliveries
@@ -38,7 +39,6 @@ from quorum_queue.consumer_groups.entries import (
 )
 from quorum_queue.consumer_groups.partition import UNKNOWN
 from quorum_queue.consumer_groups.parts import GroupParts
-from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.errors import Unreadable
 from quorum_queue.host import Key, answer_publishes
 from quorum_queue.local_host import NodeServices
@@ -102,7 +102,7 @@ class ConsumerGroupMemberHost(GroupEffects):
         self.queue_id = queue_id
         self.options = options
         self.replicas = replicas
-        self.replica = GroupReplica(options.delivery_limit, dead_letters=options.dead_letters)
+        self.replica = self.new_replica()
         self._services = services
         self._settings = settings
         self._streams = streams
@@ -359,14 +359,14 @@ class ConsumerGroupMemberHost(GroupEffects):
         return applied
 
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
-        then(self.replica.snapshot())
+        snapshots.encode_in_parts(self, self._turn, then)
 
     @property
     def fills_itself(self) -> bool:
         return False
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
-        then()
+        snapshots.read_in_parts(self, self._turn, state, wanted, then)
 
     def kept(self, low: int) -> list[range]:
         return []
@@ -497,6 +497,7 @@ class ConsumerGroupMemberHost(GroupEffects):
 
     def closed(self) -> None:
         # These objects refer to each other: break the reference cycles.
+        snapshots.drop(self, self._turn, self.replica)
         del self.group
         self._deliveries.let_go()
         self._coordinator.let_go()

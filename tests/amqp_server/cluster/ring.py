@@ -148,7 +148,9 @@ class Ring:
 
     def queue(self, name: str, queue: str, vhost: str = "/") -> dict[str, Any]:
         """Return what a node knows of the group of a quorum queue."""
-        told: dict[str, Any] = self.get(name, f"/api/cluster/queues/{quote(vhost, safe='')}/{queue}")
+        told: dict[str, Any] = self.get(
+            name, f"/api/cluster/queues/{quote(vhost, safe='')}/{queue}?digest=true"
+        )
         return told
 
     def leader(self, queue: str) -> str:

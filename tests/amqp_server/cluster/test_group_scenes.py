@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.layout.group_headers import offsets_of
 from amqp_server.wire import content
+from quorum_queue.consumer_groups import snapshot
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.ports import Got, Refused
@@ -267,3 +269,38 @@ def test_a_leader_asks_once_whether_members_are_stuck_while_nothing_gets_through
     scene.doubt_all()
     scene.mend()
     scene.wait(lambda: scene.host("b", "g").consumer_count == 0)
+
+
+def test_a_snapshot_is_made_and_read_in_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    scene = GroupScene()
+    scene.append(2_000)
+    member = scene.join("a", KEY, prefetch=0)
+    scene.wait(lambda: len(member.offsets) == 2_000)
+    for other in "ab":
+        scene.cut("c", other)
+    leader = scene.host("a", "g")
+    # No entries are kept for a node that is not there.
+    leader.replicas.options = replace(leader.replicas.options, log_bytes_max=0)
+    for number in range(0, 2_000, 2):
+        scene.nodes["a"].turn.run(leader.submit, ("settle", KEY, number, number))
+        if number % 100 == 0:
+            # Otherwise they would all be in one entry.
+            scene.ticks(1)
+    (partition,) = leader.replica.group.partitions.values()
+    scene.wait(lambda: partition.span_count == 1_000)
+    turns: dict[str, set[float]] = {"made": set(), "read": set()}
+    for what, kind, name in (("made", snapshot.View, "a"), ("read", snapshot.Reading, "c")):
+        go_on: Any = kind.go_on
+
+        def noted(self: Any, go_on: Any = go_on, what: str = what, name: str = name) -> Any:
+            # Each turn ends at another time.
+            turns[what].add(scene.nodes[name].turn.ends)
+            return go_on(self)
+
+        monkeypatch.setattr(kind, "go_on", noted)
+    for node in scene.nodes.values():
+        node.turn._lasts_s = 3
+    scene.mend()
+    scene.wait(lambda: scene.host("c", "g").replica.applied == leader.replica.applied)
+    assert min(map(len, turns.values())) > 2, turns
+    assert scene.host("c", "g").replica.digest() == leader.replica.digest()

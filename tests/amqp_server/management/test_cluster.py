@@ -46,10 +46,10 @@ class FakeCluster:
             yield {"vhost": vhost}
             yield None
 
-    def queue(self, vhost: str, name: str) -> dict[str, Any]:
+    def queue(self, vhost: str, name: str, *, digest: bool = False) -> dict[str, Any]:
         if name != "q":
             raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
-        return {"vhost": vhost, "name": name}
+        return {"vhost": vhost, "name": name} | ({"digest": "ab"} if digest else {})
 
     def obstacle(self) -> str:
         return "no majority of the cluster's nodes is reachable" if self.missed else ""
@@ -116,7 +116,10 @@ async def test_changes_are_for_administrators(connect: Connect, cluster: FakeClu
     watcher, admin = connect("watcher"), connect("admin")
     assert (await connect("manager").get("cluster")).status_code == 401
     assert (await watcher.get("cluster")).json() == {"node": "n1", "majority": True}
+    # A digest goes over all messages in one step: only tests ask for it.
     assert (await watcher.get("cluster/queues/%2F/q")).json() == {"vhost": "/", "name": "q"}
+    told = (await watcher.get("cluster/queues/%2F/q?digest=true")).json()
+    assert told == {"vhost": "/", "name": "q", "digest": "ab"}
     assert (await watcher.get("cluster/queues/%2F/none")).status_code == 404
     for method, path, body in CHANGES:
         assert (await watcher.request(method, path, json=body)).status_code == 401

@@ -81,6 +81,37 @@ def group_churn(target: Target) -> None:
                 client.expect(commands.Channel.CloseOk)
 
 
+def scattered_group_acks(target: Target) -> None:
+    """A group's member takes 200,000 messages of 20 partitions without a limit, and acks every second one of
+    the first ones, so that each partition has as many gaps as it may; then the rest is acked, given back or
+    left at once.
+    """
+    count = target.many(200_000)
+    with target.client() as client:
+        partitions: Any = {"x-partitions": 20}
+        client.call(
+            commands.Exchange.Declare(
+                exchange="parts", exchange_type="x-super-stream", durable=True, arguments=partitions
+            ),
+            commands.Exchange.DeclareOk,
+        )
+        for batch in range(0, count, 500):
+            client.send(b"".join(frames.message("parts", f"{batch}-{n}", b"x") for n in range(500)))
+        for end in (commands.Basic.Ack(0, True), commands.Basic.Nack(0, True, True), None):
+            group = f"group-{end and end.name}"
+            client.call(_group(group, "parts"), commands.Queue.DeclareOk)
+            with target.client() as member:
+                member.call(commands.Basic.Consume(queue=group, consumer_tag="m"), commands.Basic.ConsumeOk)
+                _deliveries(member, count)
+                acks = b"".join(frames.method(commands.Basic.Ack(tag)) for tag in range(1, count, 2))
+                for at in range(0, len(acks), 100_000):
+                    member.send(acks[at : at + 100_000])
+                member.call(commands.Basic.Qos(prefetch_count=0), commands.Basic.QosOk)
+                if end is not None:
+                    member.method(end)
+                    _deliveries(member, count // 2, SECONDS)
+
+
 def dead_letter_streams(target: Target) -> None:
     """Six streams get the dead letters of the groups over them, and of a quorum queue: a message that a
     client refuses in one group comes back in all of them.
@@ -169,6 +200,11 @@ SCENES = (
         "group-rebinds",
         "a stream bound to an exchange that 200 groups read, and unbound, without a pause",
         group_rebinds,
+    ),
+    Scene(
+        "scattered-group-acks",
+        "every second of 200,000 messages of a group acked, and the others all at once",
+        scattered_group_acks,
     ),
     Scene(
         "dead-letter-streams",

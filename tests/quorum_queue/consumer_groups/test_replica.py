@@ -20,8 +20,10 @@ from quorum_queue.consumer_groups.entries import (
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
 from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Death, GroupReplica, Handed
+from quorum_queue.consumer_groups.snapshot import View
 from quorum_queue.machine.effects import GONE
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
+from tests.quorum_queue.consumer_groups.states import encode_state, state_of
 
 NODES = ("n1", "n2", "n3")
 STREAMS = {7: "s-0", 8: "s-1", 9: "s-2"}
@@ -76,6 +78,9 @@ class World:
         self.acked: set[tuple[int, int]] = set()
         self.handed: set[tuple[int, int]] = set()
         self.committed = dict.fromkeys(STREAMS, 0)
+        #: Snapshots in the making, with their bytes as earlier versions make them; and those that were made.
+        self.views: list[tuple[View, bytes]] = []
+        self.made = 0
         for name in NODES:
             self.start(name)
 
@@ -191,6 +196,18 @@ class World:
     def do_snapshot(self, node: GroupNode) -> None:
         node.replica = GroupReplica.restore(node.replica.snapshot(), None, dead_letters=False)
 
+    def go_on_with_views(self, replica: GroupReplica) -> None:
+        """Snapshots that were begun have what was there then, though entries are applied meanwhile."""
+        for view, expected in [*self.views]:
+            for _ in range(self.chance.randrange(4)):
+                if not view.go_on():
+                    assert view.state() == expected
+                    self.views.remove((view, expected))
+                    self.made += 1
+                    break
+        if self.chance.random() < 0.3:
+            self.views.append((View(replica), encode_state(state_of(replica))))
+
     def do_entry(self, node: GroupNode) -> None:
         batches = [each.batch() for each in self.nodes.values() if each.pending]
         if not batches:
@@ -227,6 +244,7 @@ class World:
                 self.takes(node, each)
         replicas = [node.replica for node in self.nodes.values()]
         assert len({each.digest() for each in replicas}) == 1
+        self.go_on_with_views(replicas[0])
         self.look(replicas[0].group)
 
     def takes(self, node: GroupNode, handed: Handed) -> None:
@@ -290,6 +308,7 @@ def run(seed: int, steps: int = 250) -> World:
     for _ in range(steps):
         world.step()
     world.finish()
+    assert world.made > 10
     return world
 
 
