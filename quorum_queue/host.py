@@ -41,7 +41,7 @@ class Asking:
         "attaching",
         "barriers",
         "getting",
-        "held_purges",
+        "held",
         "looking",
         "preparing",
         "purging",
@@ -59,8 +59,8 @@ class Asking:
         self.looking: dict[int, Callable[[Found | Refused], None]] = {}
         #: (number of a batch, the function to call when it was applied)
         self.barriers: list[tuple[int, Callable[..., None]]] = []
-        #: Tokens of purges that wait for the end of a transaction.
-        self.held_purges: list[int] = NO_LIST
+        #: Who waits for the end of a transaction, and the function to call then.
+        self.held: list[tuple[Callable[..., None], Callable[[], None]]] = NO_LIST
 
 
 class _Nobody(Asking):
@@ -71,7 +71,7 @@ class _Nobody(Asking):
     def __init__(self) -> None:
         self.attaching = self.getting = self.purging = self.sealing = NO_DICT
         self.looking = self.preparing = NO_DICT
-        self.barriers = self.held_purges = NO_LIST
+        self.barriers = self.held = NO_LIST
 
 
 NOBODY: Final[Asking] = _Nobody()
@@ -396,6 +396,8 @@ class QueueHost:
             looked(why)
         for _, passed in asking.barriers:
             passed(why)
+        for waits, _ in asking.held:
+            waits(why)
 
 
 def answer_publishes(commands: list[Command], *, gone: bool) -> None:

@@ -8,6 +8,7 @@ settled messages.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import chain
 from typing import Any, Final
 
@@ -331,7 +332,7 @@ class LocalHost(DeadLettering):
             self._perform(effects, now_ms)
             if held and not self.machine.holds:
                 self._send_waiting_letters()
-                self._purge_now()
+                self._unheld()
             count = self.machine.consumers.count
             if count != self._consumer_count:
                 gone = count < self._consumer_count
@@ -418,18 +419,26 @@ class LocalHost(DeadLettering):
     def purge(self, done: Callable[[int | Refused], None]) -> None:
         if self.ended or not self.machine.holds:
             QueueHost.purge(self, done)
-            return
-        # It takes all of a transaction that is being committed: a part of it would stay otherwise.
-        token = self._token()
-        asking = self.begin_asking()
-        asking.purging[token] = done
-        asking.held_purges = [*asking.held_purges, token]
+        else:
+            # It takes all of a transaction that is being committed: a part of it would stay otherwise.
+            self._wait_unheld(done, partial(QueueHost.purge, self, done))
 
-    def _purge_now(self) -> None:
-        """Purge what waited for the end of a transaction."""
-        if self.asking.held_purges:
-            waiting, self.asking.held_purges = self.asking.held_purges, NO_LIST
-            self.submit(*[("purge", token) for token in waiting])
+    def catch_up(self, done: Callable[..., None]) -> None:
+        if self.ended or not self.machine.holds:
+            self.barrier(done)
+        else:
+            # The client of a transaction may have its commit-ok already, and counts what it published.
+            self._wait_unheld(done, partial(self.barrier, done))
+
+    def _wait_unheld(self, waits: Callable[..., None], then: Callable[[], None]) -> None:
+        asking = self.begin_asking()
+        asking.held = [*asking.held, (waits, then)]
+
+    def _unheld(self) -> None:
+        if self.asking.held:
+            held, self.asking.held = self.asking.held, NO_LIST
+            for _, then in held:
+                then()
 
     def touch(self) -> None:
         self.queue.renew()

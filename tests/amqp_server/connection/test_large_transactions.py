@@ -225,7 +225,7 @@ def test_counts_and_purges_see_all_of_it_or_nothing() -> None:
     sliced.sync()
     sliced.drive()
     (_, declared), (_, purged) = other.answers()
-    assert isinstance(declared, commands.Queue.DeclareOk) and declared.message_count == 1
+    assert isinstance(declared, commands.Queue.DeclareOk) and declared.message_count == COUNT + 1
     assert isinstance(purged, commands.Queue.PurgeOk) and purged.message_count == COUNT + 1
     assert depths(sliced) == {"a": 0, "b": COUNT, "last": 1}
     assert names(publisher) == ["CommitOk"]
