@@ -86,7 +86,8 @@ clean: ## Delete the virtual environment, builds and caches
 
 # The tests see the source as it is, and start the compiled programs.
 test-suite: .venv/test ## Run tests/: single classes in pure Python, whole brokers compiled
-	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup --durations=30 $(ARGS)
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup \
+		--no-loadscope-reorder --durations=30 $(ARGS)
 
 test-conformance: .venv/test ## Run the conformance suite against mqd
 	$(COMPILE) && "$$bin"/python -m pytest conformance_tests $(ARGS)

@@ -28,14 +28,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Several workers may share the tests: each file, or each package that shares something, goes to one of
-    them.
+    them. Packages come first, because they take longest, except for their simulations, which share nothing.
     """
+    groups: dict[pytest.Item, Path] = {}
     for item in items:
         path = item.path.relative_to(config.rootpath)
-        group = next((shared for shared in SHARED if shared in path.parents), path)
+        alone = path.name.startswith("test_simulation")
+        group = groups[item] = next((one for one in SHARED if one in path.parents and not alone), path)
         item.add_marker(pytest.mark.xdist_group(str(group)))
         if BUILD == "compiled" and item.get_closest_marker("pure"):
             item.add_marker(pytest.mark.skip("it replaces what cannot be replaced in a compiled class"))
+    items.sort(key=lambda item: groups[item] not in SHARED)
 
 
 @pytest.fixture
