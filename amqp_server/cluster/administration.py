@@ -196,44 +196,32 @@ class Administration:
                 "leader": self._cluster.hosts.leader(queue),
                 "members": [],
             }
+        told |= self._group(host.group)
+        if digest:
+            found = host.replica.digest()
+            told["digest"] = found.hex() if isinstance(found, bytes) else found
         if isinstance(host, StreamMemberHost):
-            return (
-                told
-                | self._group(host.group)
-                | ({"digest": host.replica.digest()} if digest else {})
-                | {
-                    "first_offset": host.first_offset,
-                    "next_offset": host.next_offset,
-                    "stored_offset": host.stored_offset,
-                    "missing": host.missing_count,
-                    "consumers": host.consumer_count,
-                }
-            )
-        if isinstance(host, ConsumerGroupMemberHost):
-            group = host.replica.group
-            return (
-                told
-                | self._group(host.group)
-                | ({"digest": host.replica.digest().hex()} if digest else {})
-                | {
-                    "generation": group.generation,
-                    "ready": host.ready_count,
-                    "unacked": host.unacked_count,
-                    "consumers": host.consumer_count,
-                }
-            )
-        machine = host.replica.machine
-        return (
-            told
-            | self._group(host.group)
-            | ({"digest": host.replica.digest().hex()} if digest else {})
-            | {
-                "machine_version": machine.version,
-                "ready": machine.ready.count,
-                "unacked": machine.unacked_count,
-                "consumers": machine.consumers.count,
+            return told | {
+                "first_offset": host.first_offset,
+                "next_offset": host.next_offset,
+                "stored_offset": host.stored_offset,
+                "missing": host.missing_count,
+                "consumers": host.consumer_count,
             }
-        )
+        if isinstance(host, ConsumerGroupMemberHost):
+            return told | {
+                "generation": host.replica.group.generation,
+                "ready": host.ready_count,
+                "unacked": host.unacked_count,
+                "consumers": host.consumer_count,
+            }
+        machine = host.replica.machine
+        return told | {
+            "machine_version": machine.version,
+            "ready": machine.ready.count,
+            "unacked": machine.unacked_count,
+            "consumers": machine.consumers.count,
+        }
 
     def critical(self) -> Iterator[str | None]:
         """Yield the groups that would have no majority without this node, or have none already; None for

@@ -15,7 +15,7 @@ from pamqp import commands
 from conformance_tests.patience import PATIENCE_S, patient
 from tests.cluster.nodes import wait_for
 from tests.cluster.scene import QUORUM, Scene
-from tests.reliability.bodies import body, number
+from tests.reliability.bodies import number
 from tests.reliability.client import Address, ChannelClosed, Client, Gone
 
 MIB = 1 << 20
@@ -189,9 +189,7 @@ class Commits(Work):
             with suppress(*BROKEN), closing(Client(self.scene.cluster.port(node))) as client:
                 client.call(commands.Tx.Select(), commands.Tx.SelectOk)
                 while self.committed < COMMITS:
-                    for seq in range(PARTS):
-                        message = body(seq, PART_BYTES)
-                        client.send(b"".join(address.message(message) for address in addresses))
+                    client.publish_numbered(addresses, PARTS, PART_BYTES)
                     self.unknown += 1
                     client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
                     self.unknown -= 1

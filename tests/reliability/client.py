@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 from pamqp import base, commands, frame, header
 
 from conformance_tests.patience import PATIENCE_S
+from tests.reliability.bodies import body
 
 CHANNEL = 1
 RECEIVE_BYTES = 1 << 20
@@ -242,6 +243,12 @@ class Client:
     def count(self, queue: str) -> int:
         answer = self.call(commands.Queue.Declare(queue=queue, passive=True), commands.Queue.DeclareOk)
         return int(answer.message_count or 0)
+
+    def publish_numbered(self, addresses: Iterable[Address], count: int, size: int) -> None:
+        """Publish so many numbered messages of this many bytes to each of these addresses."""
+        for seq in range(count):
+            message = body(seq, size)
+            self.send(b"".join(address.message(message) for address in addresses))
 
     def confirms(self) -> None:
         self.call(commands.Confirm.Select(), commands.Confirm.SelectOk)

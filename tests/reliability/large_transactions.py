@@ -10,7 +10,7 @@ from typing import Any
 
 from pamqp import commands
 
-from tests.reliability.bodies import body, number
+from tests.reliability.bodies import number
 from tests.reliability.client import Address, ChannelClosed, Client, Gone
 from tests.reliability.node import Node, wait_until
 
@@ -60,9 +60,7 @@ class Rounds:
         with suppress(*BROKEN), closing(Client(self.node.port)) as client:
             client.call(commands.Tx.Select(), commands.Tx.SelectOk)
             while not self._stopping.is_set():
-                for seq in range(PARTS):
-                    message = body(seq, BODY_BYTES)
-                    client.send(b"".join(address.message(message) for address in addresses))
+                client.publish_numbered(addresses, PARTS, BODY_BYTES)
                 self.unknown += 1
                 client.call(commands.Tx.Commit(), commands.Tx.CommitOk)
                 self.unknown -= 1
