@@ -153,6 +153,21 @@ class Ring:
         )
         return told
 
+    def expendable(self, name: str, queue: str) -> None:
+        """Wait until a queue and the topology have a majority without a node. Other tests' queues may have
+        none: one with two members of which one was wiped waits for an operator.
+        """
+        groups = {"the topology", f"queue '{queue}' in vhost '/'"}
+
+        def critical() -> Any:
+            return self.ask("GET", name, "/api/health/checks/node-is-quorum-critical")[1]
+
+        wait_until(
+            f"{name} is not needed by {queue}",
+            lambda: not groups & {*critical().get("queues", ())},
+            state=lambda: str(critical()),
+        )
+
     def leader(self, queue: str) -> str:
         """Wait for a leader that all of its members that run know."""
         leaders: set[str] = set()
