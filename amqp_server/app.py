@@ -39,13 +39,20 @@ from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, StartAgain
 from amqp_server.cluster.membership.membership import check_alone, drop_copies
 from amqp_server.conditions import STREAM_REMOTE, ConditionWatch
-from amqp_server.config import VERSION, Config, age_ms
+from amqp_server.config import AUTO, VERSION, Config, age_ms
 from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.http_backend import HttpBackend
 from amqp_server.connection.login.password_checks import PasswordChecks
 from amqp_server.connection.sockets import poll_task
-from amqp_server.connection.sockets.listener import ListenError, Server, begin_listening, bind, listen
+from amqp_server.connection.sockets.listener import (
+    NO_OTHERS,
+    ListenError,
+    Server,
+    begin_listening,
+    bind_all,
+    listen,
+)
 from amqp_server.connection.sockets.poller import Poller
 from amqp_server.connection.sockets.tls import ListenerTLS, TLSFileError
 from amqp_server.connection.unfinished_publishes import UnfinishedWatch
@@ -67,6 +74,7 @@ from amqp_server.startup.remotes import open_remote
 from amqp_server.streams.local_host import StreamOptions, StreamServices
 from amqp_server.streams.tiers.remotes import Remotes
 from amqp_server.turn import NoPeers, Peers, Turn
+from amqp_server.workers.cores import AGAIN, workers_of, workers_on_disk
 from persistence.commits.commit import Commit
 from persistence.delivered_marks import DeliveredMarks
 from persistence.environment import MARKS_FILE, Environment
@@ -87,6 +95,7 @@ if TYPE_CHECKING:
     from amqp_server.cluster.wiring import ClusterParts
     from amqp_server.management.parts import ManagedParts
     from amqp_server.shovels.shovels import Shovels
+    from amqp_server.workers.worker import Worker
 
 logger = logging.getLogger("mqd")
 
@@ -117,9 +126,18 @@ INTERNAL_ERROR = 70
 class Node:
     """One running node, built from the bottom up: each part gets the parts that were made before it."""
 
-    def __init__(self, config: Config, environment: Environment, reread: Reread | None = None) -> None:
-        """`reread` reads the configuration again; without it, only certificates are reloaded."""
+    def __init__(
+        self,
+        config: Config,
+        environment: Environment,
+        reread: Reread | None = None,
+        worker: Worker | None = None,
+    ) -> None:
+        """`reread` reads the configuration again; without it, only certificates are reloaded. `worker` is
+        what this process has in common with the node's other ones, if there are any.
+        """
         self.config = config
+        self.worker = worker
         self.environment = environment
         self.began = time.monotonic()
         clock = SystemClock()
@@ -204,12 +222,20 @@ class Node:
             self.poller,
             self.authentication,
             self.descriptors,
+            worker or NO_OTHERS,
         )
         self.tokens = self.server.tokens
+        # Memory is one limit for all processes of the node.
+        whole = config if worker is None else worker.node_config
         self.resources = ResourceWatch(
-            config, alarms, Path(environment.directory), environment.free_bytes, self.descriptors
+            whole,
+            alarms,
+            Path(environment.directory),
+            environment.free_bytes,
+            self.descriptors,
+            _none if worker is None else worker.note_memory,
         )
-        self.reload = Reload(config, self.resources, self.broker.log_limit, reread)
+        self.reload = Reload(whole, self.resources, self.broker.log_limit, reread)
         self.draining = Draining(self.server, self.cluster)
         self.conditions = ConditionWatch(
             config,
@@ -278,13 +304,20 @@ class Node:
 
         config, environment = self.config, self.environment
         directory, incarnation = begin(environment, clock)
-        host, port = config.peer_addresses[config.node]
-        option = "cluster_listen" if config.cluster_listen else "peers"
-        address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        mesh = make_mesh(config, environment, incarnation, listen(option, address, config.listen_backlog))
+        mesh = make_mesh(config, environment, incarnation, self._links_socket())
         return make_parts(
             config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
         )
+
+    def _links_socket(self) -> socket.socket:
+        """Return the socket that listens for other nodes. Raises ListenError."""
+        if self.worker is not None:
+            return self.worker.links
+        config = self.config
+        host, port = config.peer_addresses[config.node]
+        option = "cluster_listen" if config.cluster_listen else "peers"
+        address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+        return listen(option, address, config.listen_backlog)
 
     def _links_tls(self, parts: ClusterParts) -> Reloaded:
         from amqp_server.cluster.settings import LinksTls
@@ -374,11 +407,7 @@ class Node:
         config, turn = self.config, self.broker.turn
         # Before the recovery, which may take long: an address that is taken is an error of the first second.
         # Clients are refused until the sockets listen.
-        sockets = {
-            option: bind(option, address)
-            for option in ("amqp", "amqps", "http", "metrics")
-            if (address := getattr(config, option))
-        }
+        sockets = bind_all(config) if self.worker is None else self.worker.sockets
         if self.cluster is None:
             check_alone(self.broker.metadata, config.data_dir)
             drop_copies(Groups(self.environment))
@@ -446,6 +475,8 @@ class Node:
                 serving.start_soon(self.draining.run)
                 serving.start_soon(self._shovel)
                 serving.start_soon(self._cancel_messages)
+                if self.worker is not None:
+                    serving.start_soon(self._take_over, self.worker)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
@@ -528,6 +559,15 @@ class Node:
     def stop(self) -> None:
         """Begin an orderly shutdown, as on SIGTERM."""
         signal.raise_signal(signal.SIGTERM)
+
+    async def _take_over(self, worker: Worker) -> None:
+        """Take connections from other workers, and hand them over to these."""
+        from amqp_server.workers.handing_over import HandingOver
+
+        handing_over = HandingOver(worker, self.server.adopt, self.broker.turn)
+        if self.config.worker_affinity:
+            self.server.affinity = handing_over
+        await handing_over.run()
 
     async def _manage(self, listening: socket.socket) -> None:
         # The import takes a third of a start's CPU, so clients are served first.
@@ -625,6 +665,11 @@ def in_force(node: Node) -> str:
     )
 
 
+def _none(own_bytes: int) -> int:
+    """Return the memory of other processes of a node that is one process."""
+    return 0
+
+
 def _settle_collector() -> None:
     """Exclude the objects that exist now from garbage collection: they stay."""
     gc.collect()
@@ -654,6 +699,12 @@ def first_password(config: Config) -> str:
 
 def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -> int:
     """Run a node; return the exit code. A node that does not last is for tests: see docs/testing.md."""
+    count, kept = workers_of(config), workers_on_disk(config)
+    if count < kept and config.workers != AUTO:
+        print(f"mqd: {_too_few(config, count, kept)}", file=sys.stderr)
+        return 1
+    if max(count, kept) > 1:
+        return _serve_by_workers(config, reread, max(count, kept), lasts)
     logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
     try:
         return _serve(config, reread, lasts)
@@ -661,7 +712,36 @@ def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -
         logs.end()
 
 
-def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
+def serve_worker(worker: Worker, reread: Reread | None, *, lasts: bool) -> int:
+    """Run one worker of a node; return the exit code."""
+    config = worker.config
+    logs.name_process(config.node)
+    logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
+    try:
+        return _serve(config, reread, lasts, worker)
+    finally:
+        logs.end()
+
+
+def _serve_by_workers(config: Config, reread: Reread | None, count: int, lasts: bool) -> int:
+    # Before the workers are forked: they have these modules in common.
+    import amqp_server.cluster.hosts
+    import amqp_server.cluster.node  # noqa: F401
+    from amqp_server.workers.parent import Parent
+
+    return Parent(
+        config,
+        count,
+        partial(serve_worker, reread=reread, lasts=lasts),
+        partial(_print_ready, config.node),
+    ).run()
+
+
+def _print_ready(node: str, served: str) -> None:
+    print(f"mqd ready node={node} {served} ({BUILD}, {start_time.elapsed_s():.2f} s)", flush=True)
+
+
+def _serve(config: Config, reread: Reread | None, lasts: bool, worker: Worker | None = None) -> int:
     # If the disk cannot deliver a page of a mapped file, SIGBUS ends the process: then at least print a
     # message.
     faulthandler.enable()
@@ -695,10 +775,13 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
         http = f" http={node.http_address}" if node.http_address else ""
         http += f" metrics={node.metrics_address}" if node.metrics_address else ""
         served = f"amqp={node.amqp_address}{http}"
-        print(f"mqd ready node={config.node} {served} ({BUILD}, {start_time.elapsed_s():.2f} s)", flush=True)
+        if worker is None:
+            _print_ready(config.node, served)
+        else:
+            worker.begin(served)
 
     async def run() -> None:
-        await Node(config, environment, reread).run(announce, poll_task.serve_directly)
+        await Node(config, environment, reread, worker).run(announce, poll_task.serve_directly)
 
     code, again = 0, False
     try:
@@ -736,11 +819,20 @@ def _serve(config: Config, reread: Reread | None, lasts: bool) -> int:
         code = INTERNAL_ERROR
     if code == 0:
         environment.close()
+    if again and worker is not None:
+        return AGAIN
     if again:
         # The node has announced nothing yet, and exec closes its open files.
         logs.end()
         os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
     return code
+
+
+def _too_few(config: Config, count: int, kept: int) -> str:
+    return (
+        f"the data directory {config.data_dir} has the queues of {kept} workers, and --workers is {count}: start the "
+        f"node with --workers {kept}, or move what it has to another node first (shovels, mqctl export)"
+    )
 
 
 def _way_back(config: Config, corrupt: StoreCorrupt) -> str:

@@ -22,6 +22,8 @@ MIB = 1 << 20
 GIB = 1 << 30
 #: The backends that check passwords and decide what their users may do; see `auth_backends`.
 INTERNAL_BACKEND, HTTP_BACKEND = "internal", "http"
+#: Most workers of a node, and the value of the option that means one for each core.
+WORKERS_MAX, AUTO = 64, "auto"
 #: Nodes exchange the names of their zones in the handshake of links.
 ZONE_BYTES_MAX = 64
 
@@ -107,6 +109,27 @@ class Config:
         kind="text",
     )
     node: str = option("n1", "Name of this node, unique in the cluster.", common=True, kind="name")
+    workers: str = option(
+        "1",
+        "Processes of this node, each on a core of its own; auto: one for each core. Not together with peers.",
+        common=True,
+        unit="count",
+        kind="workers",
+    )
+    reserve_cores: int = option(
+        0, "Cores that `--workers auto` leaves to other programs.", low=0, high=WORKERS_MAX
+    )
+    worker_affinity: bool = option(
+        True,
+        "Whether a client's connection goes to the worker that has the queue it uses first.",
+    )
+    pin_workers: bool = option(False, "Whether each worker stays on one core.")
+    worker_restarts_max: int = option(
+        5,
+        "How often in a row the node restarts a worker that ends within 10 s of its start, before it leaves it down.",
+        low=0,
+        high=1_000,
+    )
     log_level: str = option(
         "info",
         "Least severe level of the lines that are logged.",
@@ -1574,6 +1597,8 @@ class Config:
             )
         if not self.peers:
             return
+        if self.workers != "1":
+            raise InvalidOption("workers", self.workers, "1 if there are peers")
         if self.node not in addresses:
             raise InvalidOption("peers", ",".join(self.peers), f"a list that contains this node, {self.node}")
         if not self.cluster_secret_file:
@@ -1709,6 +1734,8 @@ def allowed_values(declared: Field[Any]) -> str:
         return "host:port such as 127.0.0.1:5672" + (", or empty" if about["kind"].endswith("off") else "")
     if about["kind"].startswith("age"):
         return "a whole number above zero and Y, M, D, h, m or s, such as 14D, or empty"
+    if about["kind"] == "workers":
+        return f"a number from 1 to {WORKERS_MAX}, or {AUTO}"
     if about["kind"] == "name":
         return "1 to 64 letters, digits, '-', '_' or '.'"
     if about["low"] is not None:
@@ -1752,6 +1779,9 @@ def _allowed_text(kind: str, choices: tuple[str, ...], value: str) -> bool:
     if kind.startswith("age"):
         found = _AGE.fullmatch(value)
         return not value or (found is not None and int(found[1]) > 0)
+    if kind == "workers":
+        digits = value.isascii() and value.isdigit() and len(value) <= 3
+        return value == AUTO or (digits and 1 <= int(value) <= WORKERS_MAX)
     if kind == "name":
         return re.fullmatch(r"[A-Za-z0-9._-]{1,64}", value) is not None
     return bool(value) or kind != "text"

@@ -26,7 +26,16 @@ _PAIRS_MAX = 10_000
 #: Sources that a summary names.
 _NAMED_MAX = 5
 
-TEXT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+TEXT = "%(asctime)s %(levelname)s %(name)s%(process_name)s: %(message)s"
+
+#: Which of a node's processes this is, if it has several; it stands behind the name of the logger.
+_process = ""
+
+
+def name_process(name: str) -> None:
+    """Let each line say which process it comes from."""
+    global _process
+    _process = name
 
 
 def one_line(text: str) -> str:
@@ -42,6 +51,7 @@ class TextFormatter(logging.Formatter):
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         record.message = one_line(record.message)
+        record.process_name = f" [{_process}]" if _process else ""
         return super().formatMessage(record)
 
 
@@ -58,6 +68,8 @@ class JsonFormatter(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
+        if _process:
+            told["worker"] = _process
         for field in FIELDS:
             if field in record.__dict__:
                 told[field] = record.__dict__[field]
@@ -151,6 +163,21 @@ def begin(level: str, format: str, queue_lines_max: int) -> None:
         root.addHandler(handler)
         handler.writer.start()
     handler.setFormatter(FORMATTERS[format]())
+    set_level(level)
+
+
+class _DirectHandler(logging.Handler):
+    """Writes at once, and has no thread: for a process that forks."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        _write(self.format(record))
+
+
+def begin_directly(level: str, format: str) -> None:
+    """Log to stderr without a thread. `begin` ends this."""
+    handler = _DirectHandler()
+    handler.setFormatter(FORMATTERS[format]())
+    logging.getLogger().addHandler(handler)
     set_level(level)
 
 

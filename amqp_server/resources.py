@@ -47,9 +47,14 @@ class ResourceWatch:
         directory: Path,
         reusable_bytes: Callable[[], int] = lambda: 0,
         descriptors: Descriptors | None = None,
+        others_bytes: Callable[[int], int] = lambda own_bytes: 0,
     ) -> None:
+        """`others_bytes` takes the memory of this process, and returns that of the node's other ones."""
         self._alarms = alarms
         self._descriptors = descriptors
+        self._others_bytes = others_bytes
+        #: Memory of the node's other processes at the last look.
+        self.others_memory_bytes = 0
         #: Free space within the store's files, which the file system counts as used.
         self._reusable_bytes = reusable_bytes
         self._directory = directory
@@ -64,7 +69,7 @@ class ResourceWatch:
         while True:
             await self._pause()
             memory = private_memory_bytes()
-            trim = memory > self.memory_limit_bytes or await self._is_due(memory)
+            trim = memory + self.others_memory_bytes > self.memory_limit_bytes or await self._is_due(memory)
             if trim:
                 # Takes about 10 ms if there is much to give back.
                 memory, used = await trio.to_thread.run_sync(left_after_giving_back)
@@ -87,7 +92,7 @@ class ResourceWatch:
         """Wait until the next look is due: sooner when memory has run out. A
         client may send a GB a second.
         """
-        limit = self.memory_limit_bytes
+        limit = self.memory_limit_bytes - self.others_memory_bytes
         if not NEAR_SHARE * limit < self.memory_bytes <= limit:
             await trio.sleep(INTERVAL_S)
             return
@@ -99,13 +104,14 @@ class ResourceWatch:
     def look(self, *, trimmed: bool = False) -> None:
         """Measure, and raise or clear the alarms."""
         self.memory_bytes = private_memory_bytes()
-        if self.memory_bytes > self.memory_limit_bytes and (self._collect() or not trimmed):
+        others = self.others_memory_bytes = self._others_bytes(self.memory_bytes)
+        if self.memory_bytes + others > self.memory_limit_bytes and (self._collect() or not trimmed):
             # First free holes in the heap and old garbage: they are no reason for an alarm.
             give_back()
             self.memory_bytes = private_memory_bytes()
         space = os.statvfs(self._directory)
         self.disk_free_bytes = space.f_bavail * space.f_frsize + self._reusable_bytes()
-        used, limit = self.memory_bytes, self.memory_limit_bytes
+        used, limit = self.memory_bytes + others, self.memory_limit_bytes
         self._alarms.set("memory", used > limit, f"{used} bytes used, limit {limit} (memory_limit)")
         free, least = self.disk_free_bytes, self.disk_free_min_bytes
         self._alarms.set(

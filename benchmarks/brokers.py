@@ -106,8 +106,12 @@ class OneNode(Broker):
         connection = self._first_connection(began + START_MAX_S)
         took = time.perf_counter() - began
         connection.close()
-        self._pids = processes.members(self._process.pid)
+        self._pids = self.found()
         return took
+
+    def found(self) -> list[int]:
+        """Return the processes of the broker that run now."""
+        return [] if self._process is None else processes.members(self._process.pid)
 
     def _first_connection(self, deadline: float) -> Connection:
         while time.perf_counter() < deadline:

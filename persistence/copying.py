@@ -21,7 +21,7 @@ from pathlib import Path
 
 import lmdb
 
-from persistence.environment import LOG_FILE, MARKS_FILE, STREAMS
+from persistence.environment import LOG_FILE, MARKS_FILE, STREAMS, WORKERS
 from persistence.errors import PersistenceError, StoreCorrupt
 from persistence.metadata import table_prefix
 from persistence.pages.damage_guard import WRITE_ERRORS
@@ -58,6 +58,11 @@ def copy_directory(source: Path, target: Path, *, freeze_s_max: float, cluster_t
         raise CannotCopy(f"{target} exists already: give the name of a new directory")
     if not (source / MAIN / DATA_FILE).exists():
         raise CannotCopy(f"{source} is not a data directory of mqd: it has no {MAIN}/{DATA_FILE}")
+    if (source / WORKERS).is_dir():
+        raise CannotCopy(
+            f"{source} is the data directory of a node with several workers (--workers), of which no copy can be made "
+            "while it runs: stop the node, and copy the whole directory, for example with cp -a"
+        )
     target.mkdir(mode=0o700, parents=True)
     try:
         (target / MAIN).mkdir(mode=0o700)

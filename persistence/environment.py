@@ -50,6 +50,8 @@ RESIDENT_BYTES_MAX = 64 * 1024 * 1024
 #: Beside the stores: see persistence/delivered_marks.py.
 MARKS_FILE = "marks"
 STREAMS = "streams"
+#: Directories of the other processes of a node, see amqp_server.workers.
+WORKERS = "workers"
 #: What the node opens in its directory; True: a directory.
 _KINDS = (
     ("lock", False),
@@ -61,6 +63,7 @@ _KINDS = (
     (f"main/{BALLAST_FILE}", False),
     ("spill", True),
     (STREAMS, True),
+    (WORKERS, True),
 )
 #: What an empty file system, or a container's volume, may have; number of other files that a warning names.
 _HARMLESS, _NAMED_MAX = {"lost+found", ".keep", ".gitkeep"}, 3
@@ -380,6 +383,21 @@ class Environment(Metadata, LmdbStore):
             return unpack_entry(stored, entry)
         except CorruptRecord as error:
             raise self.guard.damaged(error) from error
+
+
+def is_in_use(directory: Path) -> bool:
+    """Return whether a process runs on this data directory."""
+    try:
+        lock = os.open(directory / "lock", os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
 
 
 def _lock(directory: Path) -> int:

@@ -45,6 +45,7 @@ HUBS = {
     ),
     "amqp_server.connection.session": (
         "amqp_server.connection.ack_timeout",
+        "amqp_server.connection.handed_over",
         "amqp_server.connection.incoming",
         "amqp_server.connection.sockets.",
         "amqp_server.connection.unfinished_publishes",

@@ -105,7 +105,13 @@ def test_paths_of_the_management_api() -> None:
 def test_every_file_and_table_of_the_data_directory_is_explained() -> None:
     page = (ROOT / "docs" / "data-directory.md").read_text()
     # LMDB would make the lock file, which mqd does without.
-    files = {name for name, _ in environment._KINDS} - {"main/lock.mdb", "main", "spill", "streams"}
+    files = {name for name, _ in environment._KINDS} - {
+        "main/lock.mdb",
+        "main",
+        "spill",
+        "streams",
+        "workers",
+    }
     files |= {summaries.NAME, deduplication_file.NAME, log._FIRST, log._CLEAN, log._SOUND, "spill/data.mdb"}
     tables = {*Tables.__slots__}
     assert len(tables) == 14

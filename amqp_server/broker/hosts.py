@@ -109,6 +109,9 @@ class LocalHosts:
         self._keep_marks(queue)
         return queue.marks
 
+    def home(self, *, durable: bool) -> str:
+        return ""
+
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
         return ()
 

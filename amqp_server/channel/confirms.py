@@ -56,6 +56,10 @@ class Confirms:
         #: Objects with answers of this turn, see Mixed.
         self._mixed: list[Mixed] = []
 
+    def begin_at(self, number: int) -> None:
+        """The channel has gone on in this process: all publishes before this number are answered."""
+        self.next_number, self._low = number, number - 1
+
     @property
     def unconfirmed_count(self) -> int:
         early = sum(last - first + 1 for first, last in self._answered.items())

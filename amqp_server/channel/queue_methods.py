@@ -289,7 +289,7 @@ def _declare(channel: Channel, method: commands.Queue.Declare) -> None:
         exclusive=exclusive,
         owner=connection.number if exclusive else 0,
         type=parsed.queue_type,
-        node="" if members else replication.node,
+        node="" if members else broker.hosts.home(durable=durable and not exclusive) or replication.node,
         incarnation=0 if durable else replication.incarnation,
         members=members,
         leader=members[0] if members else "",

@@ -15,6 +15,7 @@ from amqp_server.broker.topology import consumer_groups
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.cluster.direct_replies import RemoteReply
 from amqp_server.cluster.leader_counts import Placed
+from amqp_server.cluster.membership.machines import machine_of
 from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.topology_group import GROUP
 from amqp_server.cluster.topology_progress import TopologyProgress
@@ -395,7 +396,7 @@ class ClusterHosts:
             return zones.choose(leader, by_rank, size)
 
         if locator == "client-local" and own in nodes:
-            return led_by(own)
+            return led_by(self._near(own))
         reachable = [node for node in nodes if node in up] or nodes
         return min(
             map(led_by, reachable),
@@ -407,6 +408,17 @@ class ClusterHosts:
                 placed[0],
             ),
         )
+
+    def home(self, *, durable: bool) -> str:
+        own = self._groups.replicas.node
+        # A transient queue ends with its node, and so it is where its client is.
+        return self._near(own) if durable else own
+
+    def _near(self, own: str) -> str:
+        """Return this node, or a worker of the same machine that has far fewer queues."""
+        up, machine = self._topology_progress.up(), machine_of(own)
+        workers = [name for name in self._roster.staying if name in up and machine_of(name) == machine]
+        return self._placed.emptier(own, workers) if workers else own
 
     # -- moving ----------------------------------------------------------------------------------------------
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.broker.declared.operations import NodeDown, Operation, SetMembers
+from amqp_server.cluster.membership.machines import machine_of, machines, votes
 from amqp_server.cluster.topology_group import GROUP, PutNode, RaiseVersion
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.connectivity import Reach
@@ -65,8 +67,8 @@ class Maintenance:
         #: Changes of members that were proposed and not applied yet.
         self._changing: dict[int, None] = {}
         self._founded = False
-        #: True if the topology has the present address of this node, or was asked to take it.
-        self._address_is_told = False
+        #: Nodes whose present address the topology was asked to take.
+        self._telling: dict[str, None] = {}
         self._looks = Steps(turn, self._look_at_groups, "the groups could not be looked after")
         #: When nodes went down, by this node's clock, and nodes that the topology counts as lost.
         self._down_since: dict[str, int] = {}
@@ -79,7 +81,7 @@ class Maintenance:
         group = self._replicas.groups.get(GROUP)
         if group is not None and group.is_leader:
             self._look_after_nodes(group)
-        self._tell_address()
+        self._tell_addresses()
         if not self._looks.under_way:
             self._looks.begin()
 
@@ -110,7 +112,8 @@ class Maintenance:
         nodes = self._roster.nodes
         unnamed = self._roster.unnamed(group.core.members.voters)
         if not unnamed:
-            self._adjust_members(group, nodes)
+            following = [name for name in nodes if not votes(name)]
+            self._adjust_members(group, [name for name in nodes if votes(name)], following)
         elif not self._founded:
             # Propose all nodes, or those that the previous leader did not reach.
             self._founded = True
@@ -127,21 +130,27 @@ class Maintenance:
             self._look_after_lost(node)
         self._raise_version(nodes)
 
-    def _tell_address(self) -> None:
-        """This start of the node may have another address than the last one."""
-        own = self._replicas.node
-        known, present = self._roster.nodes.get(own), self._addresses().get(own)
-        # A node without an address leaves the cluster.
-        if self._address_is_told or not known or present is None:
+    def _tell_addresses(self) -> None:
+        """This start of the node may have another address than the last one. The first worker of a machine
+        tells those of all of them, and so names workers that are new.
+        """
+        own, addresses, known = self._replicas.node, self._addresses(), self._roster.nodes
+        # A node without an address leaves the cluster, and one that was removed joins by an operator's hand.
+        if not known.get(own):
             return
-        self._address_is_told = True
-        if known != present:
-            self._replication.submit(PutNode(own, present), self._told_address)
+        told = [name for name in addresses if votes(own) and machine_of(name) == own] or [own]
+        for name in told:
+            present = addresses.get(name)
+            is_new = bool(self._roster.unnamed([name]))
+            if present is None or name in self._telling or not (is_new or known.get(name)):
+                continue
+            if known.get(name) != present:
+                self._telling[name] = None
+                self._replication.submit(PutNode(name, present), partial(self._told_address, name))
 
-    def _told_address(self, result: object) -> None:
+    def _told_address(self, name: str, result: object) -> None:
         """The topology has the address, or the proposal has failed: then the next round tries again."""
-        own = self._replicas.node
-        self._address_is_told = self._roster.nodes.get(own) == self._addresses().get(own)
+        self._telling.pop(name, None)
 
     def _raise_version(self, nodes: Collection[str]) -> None:
         """Raise queues to a version when all nodes know it. An unreachable node may come back with the old
@@ -174,13 +183,13 @@ class Maintenance:
 
     # -- members ---------------------------------------------------------------------------------------------
 
-    def _adjust_members(self, group: Group, wanted: Collection[str]) -> None:
-        """Bring the members of a group one step nearer to the wanted ones."""
+    def _adjust_members(self, group: Group, wanted: Collection[str], following: Collection[str] = ()) -> None:
+        """Bring the members of a group one step nearer to the wanted voters, and learners that follow."""
         core = group.core
         members = core.members
         if core.members_index > core.commit:
             return
-        change = self._next_members(group, members, wanted)
+        change = self._next_members(group, members, wanted, following)
         if change is None:
             return
         try:
@@ -189,21 +198,23 @@ class Maintenance:
             logger.debug("replica group %d: %s", group.id, refused)
         self._replicas.touch(group)
 
-    def _next_members(self, group: Group, members: Members, wanted: Collection[str]) -> Members | None:
+    def _next_members(
+        self, group: Group, members: Members, wanted: Collection[str], following: Collection[str]
+    ) -> Members | None:
         voters, learners = members.voters, members.learners
         if voters == wanted and not learners:
             return None
         for name in learners:
             if name in wanted and group.core.caught_up(name):
                 return Members((*voters, name), _without(learners, name))
-        for name in wanted:
+        for name in (*wanted, *following):
             if name not in voters and name not in learners:
                 return Members(voters, (*learners, name))
         if any(name not in voters for name in wanted):
             # Add members before removing others.
             return None
         for name in learners:
-            if name not in wanted:
+            if name not in wanted and name not in following:
                 return Members(voters, _without(learners, name))
         own = self._replicas.node
         for name in voters:
@@ -256,10 +267,11 @@ class Maintenance:
     def _grow(self, queue: Queue) -> None:
         """Add members to a queue up to its declared target size, as soon as there are nodes for them."""
         target = queue.effective.target_group_size
-        if target is None or len(queue.members) >= min(target, len(self._roster.staying)):
+        staying, taken = self._roster.staying, machines(queue.members)
+        if target is None or len(queue.members) >= min(target, len(machines(staying))):
             return
         up = self._replicas.links.connected()
-        spare = [name for name in self._roster.staying if name not in queue.members and name in up]
+        spare = [name for name in staying if machine_of(name) not in taken and name in up]
         if spare:
             crowd = self._roster.zones.crowd
             self.set_members(

@@ -26,6 +26,7 @@ from amqp_server.cluster.lost_links import LostLinks
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership.adoption import Adoption
 from amqp_server.cluster.membership.founding import Founding
+from amqp_server.cluster.membership.machines import machine_of, votes
 from amqp_server.cluster.membership.membership import REMOVED, About, Founded
 from amqp_server.cluster.membership.removed_nodes import RemovedNodes
 from amqp_server.cluster.readiness import obstacle
@@ -237,8 +238,12 @@ class ClusterNode:
     def _open_catalog(self) -> None:
         founded = self._founding.founded
         assert founded is not None
-        members = Members((founded.origin,) if founded.origin else tuple(sorted(founded.nodes)))
+        first = tuple(sorted(filter(votes, founded.nodes)))
+        members = Members((founded.origin,) if founded.origin else first)
         group = self._parts.groups.start(self.catalog, GROUP, members, lost=founded.lost)
+        if members.voters == (self.node,) == group.core.members.voters:
+            # Nobody else can lead, so there is nothing to wait for.
+            group.core.hurry()
         self.nodes_changed([])
         self.replication.start(group, self.catalog)
         self._joined.set()
@@ -497,7 +502,7 @@ class ClusterNode:
         while True:
             await trio.sleep(until_beat_s(tick_ms, clock.monotonic_ms()))
             now = clock.monotonic_ms()
-            founding = self.leads_topology and not self._knows_nodes
+            founding = self.leads_topology and not (self._knows_nodes and self._all_are_members)
             look = founding or now - looked >= self._config.rebalance_ms
             if look:
                 looked = now
@@ -606,13 +611,22 @@ class ClusterNode:
         # The topology's leader does the same, later: clients must not find what ended with an earlier start.
         await self._until_applied(partial(self._broker.propose, NodeDown(self.node, self.incarnation - 1)))
         # A queue declared before the nodes are known would get too few members, or none.
-        while not self._knows_nodes:
+        while not (self._knows_nodes and self.node in self.roster.nodes):
             await trio.sleep(TICK_S)
 
     @property
     def _knows_nodes(self) -> bool:
         group = self.replication.group
         return group is not None and not self.roster.unnamed(group.core.members.voters)
+
+    @property
+    def _all_are_members(self) -> bool:
+        """True if all nodes have the topology, or are about to; also the workers of this machine."""
+        group = self.replication.group
+        if group is None:
+            return False
+        workers = [name for name in self._config.peer_addresses if machine_of(name) == self.node]
+        return {*self.roster.nodes, *workers} <= {*group.core.members.everyone()}
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]]) -> None:
         """Wait, and log from time to time which nodes are missing."""

@@ -261,6 +261,23 @@ class Incoming:
         self._handle(self._tail)
 
     @property
+    def is_idle(self) -> bool:
+        """True if everything that the client has sent is handled, and nothing is held back."""
+        return not (
+            self._tail
+            or self._body_left
+            or self.segments
+            or self._wide is not None
+            or self._closing is not None
+            or self._error is not None
+            or self._making_bytes
+            or self._held_bytes
+            or self.blocked
+            or self.stalled
+            or self.congested
+        )
+
+    @property
     def backlogged(self) -> bool:
         """True if reading must stop, because much has arrived behind a method that waits for its answer."""
         return len(self._tail) > self.config.suspended_input_bytes_max

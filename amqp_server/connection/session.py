@@ -562,6 +562,33 @@ class Session:
         events.opened(self)
         self._edge.opened()
 
+    def arrived(self) -> None:
+        """The connection goes on here: it has logged in and opened its vhost in another process of this
+        node.
+        """
+        self.state = State.RUNNING
+        self._opened = True
+        self.broker.sessions.opened(self)
+        self._edge.opened()
+
+    def channel_arrived(self, channel: Channel) -> None:
+        """The connection has come with this channel."""
+        self.channels[channel.number] = channel
+        self.broker.counts.ended.channels_created += 1
+        self.broker.counts.channels += 1
+        self.broker.sessions.channel_opened(self.client.identity)
+
+    def given_away(self) -> None:
+        """The connection goes on in another process of this node: end here, and tell nobody."""
+        ended, vhost = self.broker.counts.ended, self.vhost
+        assert vhost is not None
+        ended.received_bytes += self.incoming.received_bytes
+        ended.sent_bytes += self.outbox.sent_bytes
+        vhost.received_bytes += self.incoming.received_bytes
+        vhost.sent_bytes += self.outbox.sent_bytes
+        self._opened = False
+        self.client.ended = True
+
     def login_done(
         self, *, accepted: bool, reason: str = "invalid credentials", token: Token | None = None
     ) -> None:

@@ -76,21 +76,21 @@ class ClosedLoop(Scenario):
         self.nodes = nodes
         rate = Figure("rate", "loops/s", at_least(2 if self.name == "closed-loop-1-durable" else 1))
         self.figures = (rate,) if clients == 1 else (rate, Figure(CPU_US, "broker CPU µs", at_most(0.5)))
-        self._clients = clients
-        self._durable = kind != "transient"
+        self.queues = [f"bench-loop-{number}" for number in range(clients)]
+        self.durable = kind != "transient"
         self._arguments = QUORUM if kind == "quorum" else {}
 
     def run(self, broker: Broker, pace: Pace) -> Figures:
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
         ports = broker.ports if isinstance(broker, Cluster) else [broker.port]
-        names = [f"bench-loop-{number}" for number in range(self._clients)]
+        names = self.queues
         with ExitStack() as connections, select.epoll() as poll:
             loopers: dict[int, Looper] = {}
             for number, name in enumerate(names):
                 connection = Connection(ports[number % len(ports)])
                 connections.callback(connection.sock.close)
-                looper = Looper(connection, name, self._durable, self._arguments)
+                looper = Looper(connection, name, self.durable, self._arguments)
                 loopers[looper.sock.fileno()] = looper
                 poll.register(looper.sock.fileno(), select.EPOLLIN)
             try:

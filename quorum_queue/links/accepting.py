@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import trio
 
+from quorum_queue.links import local_sockets
 from quorum_queue.links.accept import accept_all
 from quorum_queue.links.crowd import Crowd
 from quorum_queue.links.handshake import Hello, PeerRefused, Standing
@@ -53,13 +54,13 @@ class Accepting:
 
         def accepted(sock: socket.socket, _: object) -> None:
             try:
-                host, port, *_rest = sock.getpeername()
+                host, port = local_sockets.other_end(sock)
                 wire = self._make_wire(sock, None)
             except OSError:
                 # It has disconnected already.
                 sock.close()
                 return
-            source = source_of(str(host))
+            source = source_of(host)
             near = source in self._sessions.addresses.values()
             self._crowd(self.neighbours if near else self.strangers, wire, source)
             nursery.start_soon(self._accepted, wire, source, f"{host}:{port}")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import trio
 
+from quorum_queue.links import local_sockets
 from quorum_queue.links.handshake import PeerRefused
 from quorum_queue.links.handshake_io import Greeter
 from quorum_queue.links.ports import LinkOptions, Peer, Wire
@@ -63,7 +64,8 @@ class Dialling:
         return 0.0 if decides(self._sessions.node, pair.name) or not pair.had_session else shortest
 
     async def _dial(self, pair: Pair, peer: Peer) -> None:
-        where = f"{peer.name} ({peer.host}:{peer.port})"
+        local = local_sockets.is_local(peer.host)
+        where = f"{peer.name} ({local_sockets.HERE if local else f'{peer.host}:{peer.port}'})"
         wire: Wire | None = None
         try:
             wire = await self._connect(peer)
@@ -87,6 +89,10 @@ class Dialling:
                 close(wire)
 
     async def _connect(self, peer: Peer) -> Wire:
+        if local_sockets.is_local(peer.host):
+            sock = await local_sockets.connect(peer.host)
+            self._sessions.addresses[peer.name] = local_sockets.HERE
+            return self._make_wire(sock, peer.host)
         with trio.fail_after(self._options.dial_ms / 1000):
             stream = await trio.open_tcp_stream(peer.host, peer.port)
         sock = socket.socket(fileno=stream.socket.detach())

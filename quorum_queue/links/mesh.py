@@ -10,6 +10,7 @@ from collections.abc import Collection, Iterable
 
 import trio
 
+from quorum_queue.links import local_sockets
 from quorum_queue.links.accepting import Accepting
 from quorum_queue.links.dialling import Dialling
 from quorum_queue.links.handshake import Hello, Keys, check_size
@@ -145,9 +146,8 @@ class Mesh:
 
     def _wire(self, sock: socket.socket, server_host: str | None) -> Wire:
         """`server_host` is None for a connection that the other side made."""
-        sock.setblocking(False)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if self._tls is None:
+        local_sockets.prepare(sock)
+        if self._tls is None or sock.family == socket.AF_UNIX:
             return PlainWire(sock)
         context = self._tls[0] if server_host is None else self._tls[1]
         return TlsWire(sock, context, server_host=server_host)

@@ -40,6 +40,9 @@ class Hosts(Protocol):
     def place(self, parsed: QueueArguments) -> tuple[str, ...]:
         """Choose the nodes of a new queue, its leader first; an unreplicated queue has none."""
 
+    def home(self, *, durable: bool) -> str:
+        """Choose the node of a new queue that is not replicated; empty for this one."""
+
     def place_all(self, parsed: QueueArguments, count: int) -> list[tuple[str, ...]]:
         """Choose the nodes of `count` new queues that belong together, spread over all nodes."""
 

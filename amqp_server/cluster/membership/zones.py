@@ -1,12 +1,15 @@
 """Failure domains: each node announces its zone in the handshake of its links.
 
 Members of a queue are chosen from different zones if there are enough. A node without a zone, or one without
-a link to this node since its start, counts as a separate zone.
+a link to this node since its start, counts as a separate zone. Two workers of one machine are never members
+of one queue: a majority could fail at the same time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+
+from amqp_server.cluster.membership.machines import machine_of
 
 #: How a node announces its zone among its features.
 PREFIX = "zone/"
@@ -39,21 +42,28 @@ class Zones:
         return sum(self._place(other) == place for other in others)
 
     def choose(self, first: str, ranked: Sequence[tuple[object, str]], count: int) -> tuple[str, ...]:
-        """Choose `count` nodes, including `first`.
+        """Choose `count` nodes, including `first`, or fewer if there are not as many machines.
 
         `ranked` are candidates with their ranks, best first: a worse rank is used only when the better ones
         are used up; within a rank the zone decides.
         """
-        chosen, left = [first], [each for each in ranked if each[1] != first]
+        chosen = [first]
+        left = elsewhere(ranked, first)
         while left and len(chosen) < count:
             rank = left[0][0]
             best = min(
                 (each for each in left if each[0] == rank), key=lambda each: self.crowd(each[1], chosen)
             )
-            left.remove(best)
+            left = elsewhere(left, best[1])
             chosen.append(best[1])
         return tuple(chosen)
 
     def _place(self, node: str) -> tuple[bool, str]:
         zone = self.of(node)
-        return (True, zone) if zone else (False, node)
+        return (True, zone) if zone else (False, machine_of(node))
+
+
+def elsewhere(ranked: Sequence[tuple[object, str]], node: str) -> list[tuple[object, str]]:
+    """Return the candidates that are on another machine than this node."""
+    machine = machine_of(node)
+    return [each for each in ranked if machine_of(each[1]) != machine]

@@ -15,8 +15,9 @@ import trio
 
 from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.broker import Broker
-from amqp_server.config import parse_address
+from amqp_server.config import Config, parse_address
 from amqp_server.connection import log
+from amqp_server.connection.handed_over import SessionState, take_over
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.certificate_names import Tls, described, login_name
 from amqp_server.connection.login.password_checks import Outcome, PasswordChecks
@@ -36,7 +37,7 @@ from amqp_server.connection.sockets.proxy_protocol import (
 from amqp_server.connection.sockets.proxy_reader import read_header, receiver
 from amqp_server.connection.sockets.socket_waits import SocketWaits
 from amqp_server.connection.sockets.tls import ListenerTLS
-from amqp_server.connection.sockets.transport import Backpressure, Transport
+from amqp_server.connection.sockets.transport import Affinity, Backpressure, Transport
 from amqp_server.connection.sockets.unauthenticated import HalfOpen, HalfOpens
 from amqp_server.descriptors import Descriptors
 from quorum_queue.links.accept import accept_all
@@ -77,6 +78,34 @@ class AwaitedBackpressure(Backpressure, Protocol):
     def wait(self) -> Awaitable[None]: ...
 
 
+class OtherWorkers(Protocol):
+    """The other processes of this node, which accept from the same sockets."""
+
+    def note_connections(self, count: int) -> None:
+        """This process has so many connections."""
+
+    def connections(self) -> int:
+        """Return the connections of the other processes."""
+
+    def is_crowded(self) -> bool:
+        """True if another process has fewer connections than this one."""
+
+
+class _NoOthers:
+    """Stands for the other processes of a node that is one process."""
+
+    def note_connections(self, count: int) -> None: ...
+
+    def connections(self) -> int:
+        return 0
+
+    def is_crowded(self) -> bool:
+        return False
+
+
+NO_OTHERS: Final = _NoOthers()
+
+
 def bind(option: str, address: str) -> socket.socket:
     """Return a socket that is bound to the address of this option, and does not listen yet. Raises
     ListenError, whose text says what to do.
@@ -93,6 +122,15 @@ def bind(option: str, address: str) -> socket.socket:
         sock.close()
         raise ListenError(_why_not(option, address, host, port, error)) from error
     return sock
+
+
+def bind_all(config: Config) -> dict[str, socket.socket]:
+    """Return the sockets of all listeners for clients by option, bound. Raises ListenError."""
+    return {
+        option: bind(option, address)
+        for option in ("amqp", "amqps", "http", "metrics")
+        if (address := getattr(config, option))
+    }
 
 
 def begin_listening(option: str, sock: socket.socket, backlog: int) -> None:
@@ -140,8 +178,12 @@ class Server:
         poller: Poller,
         authentication: Authentication | None = None,
         descriptors: Descriptors | None = None,
+        others: OtherWorkers = NO_OTHERS,
     ) -> None:
         self.broker = broker
+        self._others = others
+        #: See workers.handing_over; None if the node is one process.
+        self.affinity: Affinity | None = None
         self.descriptors = descriptors or Descriptors(broker.config, broker.alarms)
         self.config = broker.config
         self.turn = broker.turn
@@ -186,7 +228,9 @@ class Server:
             def accepted(sock: socket.socket, address: tuple[str, int]) -> None:
                 self._accept(nursery, sock, str(address[0]), None if tls is None else tls.context)
 
-            await accept_all(listening, ACCEPT_BATCH, accepted, self._cannot_accept)
+            batch = ACCEPT_BATCH if self._others is NO_OTHERS else 1
+            give_way = self._others.is_crowded
+            await accept_all(listening, batch, accepted, self._cannot_accept, give_way)
 
     def _cannot_accept(self, error: OSError) -> None:
         if self.broker.log_limit.allows("connections that could not be accepted", "clients", 1):
@@ -222,18 +266,21 @@ class Server:
         """Return a place for one more open connection, of this address; None if there is none."""
         if not self.in_service and peer != WITHIN:
             return None
-        if self._open >= self.config.connections_max or not self.descriptors.take():
+        opened = self._open + self._others.connections()
+        if opened >= self.config.connections_max or not self.descriptors.take():
             return None
         place = self._admit(peer)
         if place is None:
             self.descriptors.give()
             return None
         self._open += 1
+        self._others.note_connections(self._open)
         return place
 
     def _close_place(self) -> None:
         """A connection has ended, or could not begin."""
         self._open -= 1
+        self._others.note_connections(self._open)
         self.descriptors.give()
 
     def _say_refused(self, peer: str) -> None:
@@ -311,6 +358,31 @@ class Server:
             theirs.close()
             raise
         return theirs
+
+    def adopt(self, sock: socket.socket, state: SessionState) -> None:
+        """Serve a connection that has begun in another process of this node."""
+        if not self.descriptors.take():
+            logger.error("a connection of %s ends: no descriptors are left for clients", state.peer)
+            sock.close()
+            return
+        self._open += 1
+        self._others.note_connections(self._open)
+        place = HalfOpen(source_of(state.peer), trio.current_time())
+        try:
+            sock.setblocking(False)
+            transport = Transport(self, ClientWire(sock), state.peer, state.name, place)
+        except OSError:
+            self._gone(sock, place)
+            return
+        self.transports[transport] = None
+        try:
+            take_over(transport.session, state)
+        except KeyError:
+            # The vhost was deleted meanwhile.
+            transport.session.force_close("its vhost was deleted")
+            transport.contain(transport.start)
+            return
+        transport.contain(partial(transport.go_on_with, state.unread))
 
     def _gone(self, sock: socket.socket, place: HalfOpen) -> None:
         sock.close()

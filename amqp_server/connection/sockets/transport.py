@@ -39,6 +39,13 @@ class Backpressure(Protocol):
         """True if more was published than may wait for the disk or for other nodes."""
 
 
+class Affinity(Protocol):
+    """Hands connections over to other processes of the node. See workers.handing_over."""
+
+    def moves(self, transport: Transport, data: bytes) -> bool:
+        """The client has sent this. True if it goes to another process, and the connection with it."""
+
+
 class Edge(Protocol):
     """The shared parts of a node's connections. See connection.listener.Server."""
 
@@ -57,6 +64,9 @@ class Edge(Protocol):
 
     def log_in(self, transport: Transport) -> None:
         """Check the password, then call `logged_in`."""
+
+    #: None if the node is one process.
+    affinity: Affinity | None
 
     def wait_for_disk(self, transport: Transport) -> None:
         """Call `caught_up` when the disk has caught up."""
@@ -92,12 +102,14 @@ class Transport:
         "_turn",
         "_unsent",
         "_wire",
+        "affinity",
         "began",
         "cancel_login",
         "fd",
         "heavy",
         "last_received",
         "last_sent",
+        "looks",
         "outbox",
         "queued",
         "session",
@@ -143,6 +155,9 @@ class Transport:
         #: True after the end of the stream, or an error.
         self._broken = False
         self._ended = False
+        #: Until it is known where the connection belongs, and how many reads were looked at for that.
+        self.affinity = server.affinity
+        self.looks = 0
         self.began = self.last_received = self.last_sent = monotonic()
 
     def start(self) -> None:
@@ -179,7 +194,7 @@ class Transport:
             return
         try:
             data = self._receive(self._poller.little)
-            if data:
+            if data and not (self.affinity is not None and self.affinity.moves(self, data)):
                 self._turn.take(self.session, data, False)
                 self._received()
         except OSError:
@@ -204,10 +219,28 @@ class Transport:
             self._turn.take(self.session, b"")
         else:
             data = self._receive(self._poller.buffer)
-            if not data:
+            if not data or (self.affinity is not None and self.affinity.moves(self, data)):
                 return
             self._turn.take(self.session, data)
         self._received()
+
+    @property
+    def is_quiet(self) -> bool:
+        """True if nothing is on its way to the client or from it, as far as this process knows."""
+        wire = self._wire
+        return (
+            self._straight is not None
+            and not (self._draining or self._unsent or self._muted or self._sending_rest or self._discarding)
+            and not (self._broken or self._ended or self._logging_in or wire.pending_bytes or wire.more)
+        )
+
+    def go_on_with(self, data: bytes) -> None:
+        """Begin to read a connection that comes from another process, which has read this already."""
+        self.affinity = None
+        self._watch()
+        if data:
+            self._turn.take(self.session, data)
+            self._received()
 
     def slow(self, slow: bool) -> bool:
         """Note whether the last read took long; return True if the previous one did, too.

@@ -22,7 +22,7 @@ from amqp_server.config import Config
 from amqp_server.connection.sockets import poller
 from amqp_server.connection.sockets.client_wire import ClientWire
 from amqp_server.connection.sockets.poller import ENDED_MIN, LITTLE_BYTES, Poller
-from amqp_server.connection.sockets.transport import Backpressure, Transport
+from amqp_server.connection.sockets.transport import Affinity, Backpressure, Transport
 from amqp_server.connection.sockets.unauthenticated import HalfOpens
 from amqp_server.connection.state import State
 from amqp_server.turn import NoPeers, Turn
@@ -139,6 +139,8 @@ class Client:
 
 class PolledNode(MemoryNode):
     """See connection.transport.Edge. The driver's turns come when the test says so."""
+
+    affinity: Affinity | None = None
 
     def __init__(self, **options: Any) -> None:
         self.environment = environment = MemoryEnvironment()

@@ -1,0 +1,115 @@
+"""Moves connections between the workers of a node.
+
+The socket itself goes over, with the state of its session and what the client has sent last: the client
+notices nothing. Both travel as descriptors over a Unix socket (SCM_RIGHTS), the state in a file in memory, so
+it may have any size.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+import trio
+
+from amqp_server.cluster.membership.machines import machine_of, number_of
+from amqp_server.connection.handed_over import SessionState, decode, encode, is_quiet, state_of
+from amqp_server.workers.affinity import READS_MAX, Place, place_of
+
+if TYPE_CHECKING:
+    from amqp_server.connection.sockets.transport import Transport
+    from amqp_server.turn import Turn
+    from amqp_server.workers.worker import Worker
+
+logger = logging.getLogger("mqd.workers")
+
+#: A message between workers says only that two descriptors come with it.
+_MESSAGE: Final = b"c"
+#: Connections taken over before clients have their turn.
+TAKEN_MAX: Final = 16
+#: Pause after an error of the kernel, such as no free descriptor, s.
+PAUSE_S: Final = 0.1
+
+
+class HandingOver:
+    """See connection.sockets.transport.Affinity."""
+
+    def __init__(
+        self, worker: Worker, adopt: Callable[[socket.socket, SessionState], None], turn: Turn
+    ) -> None:
+        self._worker = worker
+        self._machine = machine_of(worker.config.node)
+        self._adopt = adopt
+        self._turn = turn
+
+    def moves(self, transport: Transport, data: bytes) -> bool:
+        session = transport.session
+        if not session.incoming.is_idle:
+            return False
+        place = place_of(session, data)
+        transport.looks += 1
+        if place is Place.HERE or transport.looks > READS_MAX:
+            transport.affinity = None
+            return False
+        if isinstance(place, Place) or not (transport.is_quiet and is_quiet(session)):
+            # Perhaps the next read can say more, or nothing is under way then.
+            return False
+        number = number_of(place)
+        if machine_of(place) != self._machine or not self._worker.serves(number):
+            transport.affinity = None
+            return False
+        return self._hand_over(transport, data, number)
+
+    def _hand_over(self, transport: Transport, data: bytes, number: int) -> bool:
+        session = transport.session
+        try:
+            self._send(transport.fd, encode(state_of(session, data)), self._worker.outboxes[number])
+        except OSError as error:
+            # The way is full, or there are no descriptors: it is served here.
+            logger.debug("%s stays: %s", session.client.name, error)
+            return False
+        logger.debug("%s goes on in worker %d", session.client.name, number)
+        session.given_away()
+        # It must not be read here any more, not even once.
+        transport.end()
+        return True
+
+    def _send(self, fd: int, state: bytes, outbox: socket.socket) -> None:
+        with open(os.memfd_create("mqd-connection"), "wb", buffering=0) as file:
+            left = memoryview(state)
+            while left:
+                left = left[file.write(left) :]
+            socket.send_fds(outbox, [_MESSAGE], [fd, file.fileno()], socket.MSG_DONTWAIT)
+
+    async def run(self) -> None:
+        """Take connections over until cancelled."""
+        inbox = self._worker.inbox
+        inbox.setblocking(False)
+        while True:
+            await trio.lowlevel.wait_readable(inbox)
+            for _ in range(TAKEN_MAX):
+                try:
+                    _, descriptors, _, _ = socket.recv_fds(inbox, len(_MESSAGE), 2)
+                except BlockingIOError:
+                    break
+                except OSError as error:
+                    logger.error("a connection cannot be taken over: %s", error)
+                    await trio.sleep(PAUSE_S)
+                    break
+                self._take(descriptors)
+
+    def _take(self, descriptors: list[int]) -> None:
+        if len(descriptors) < 2:
+            # The process had no descriptor for both.
+            for each in descriptors:
+                os.close(each)
+            logger.error("a connection is lost on its way between workers: no descriptors are left")
+            return
+        sock = socket.socket(fileno=descriptors[0])
+        with open(descriptors[1], "rb") as file:
+            file.seek(0)
+            state = decode(file.read())
+        self._turn.run(self._adopt, sock, state)

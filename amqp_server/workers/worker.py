@@ -1,0 +1,115 @@
+"""What a worker gets from its parent: its number, its sockets, its part of the configuration."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from pathlib import Path
+
+from amqp_server.cluster.membership.machines import worker_name
+from amqp_server.config import Config, parse_address
+from amqp_server.workers.board import CONNECTIONS, MEMORY, SERVES, Board
+from persistence.environment import WORKERS
+
+#: The secret of the links, beside the other workers' data.
+SECRET_FILE = "links.secret"
+#: Options whose work one worker does for the node.
+_OF_THE_FIRST = ("http", "load_definitions", "reset_administrator")
+
+
+class WorkerConfig(Config):
+    """The configuration of one worker. It follows from the node's, which was checked."""
+
+    def __post_init__(self) -> None:
+        pass
+
+    @property
+    def peer_addresses(self) -> dict[str, tuple[str, int]]:
+        found: dict[str, tuple[str, int]] = {}
+        for peer in self.peers:
+            name, _, address = peer.partition("=")
+            parsed = parse_address(address)
+            assert parsed is not None
+            found[name] = parsed
+        return found
+
+
+def directory_of(config: Config, number: int) -> Path:
+    """Return the data directory of a worker; the first one has that of the node."""
+    directory = Path(config.data_dir)
+    return directory / WORKERS / str(number) if number else directory
+
+
+def metrics_address(config: Config, number: int) -> str:
+    """Return where a worker serves its metrics: the ports follow each other."""
+    parsed = parse_address(config.metrics)
+    assert parsed is not None
+    host, port = parsed
+    return f"{f'[{host}]' if ':' in host else host}:{min(port + number, 65_535) if port else 0}"
+
+
+def config_of(config: Config, number: int, addresses: list[str]) -> WorkerConfig:
+    """Return a worker's part of the node's configuration; `addresses` are those of all workers' links."""
+    values = {declared.name: getattr(config, declared.name) for declared in fields(config)}
+    names = [worker_name(config.node, each) for each in range(len(addresses))]
+    values |= {
+        "node": names[number],
+        "data_dir": str(directory_of(config, number)),
+        "peers": tuple(f"{name}={address}" for name, address in zip(names, addresses, strict=True)),
+        "cluster_secret_file": str(Path(config.data_dir) / WORKERS / SECRET_FILE),
+        # A queue is best where its client is: see cluster.leader_counts.
+        "queue_leader_locator": "client-local",
+        "memory_limit": str(config.memory_limit_bytes // len(addresses)),
+    }
+    if config.metrics:
+        values["metrics"] = metrics_address(config, number)
+    if number:
+        values |= dict.fromkeys(_OF_THE_FIRST, "")
+    return WorkerConfig(**values)
+
+
+@dataclass(frozen=True)
+class Worker:
+    number: int
+    #: As the operator gave it.
+    node_config: Config
+    config: WorkerConfig
+    #: By option, bound and not listening yet; all workers have the same.
+    sockets: dict[str, socket.socket]
+    #: Listens for the other workers.
+    links: socket.socket
+    #: Connections that other workers hand over come here; by number, where those of other workers go.
+    inbox: socket.socket
+    outboxes: list[socket.socket]
+    board: Board
+    #: Call this with the text of the ready line when the worker serves.
+    ready: Callable[[str], None]
+
+    def begin(self, text: str) -> None:
+        """The worker serves from now on; `text` is what its ready line says."""
+        self.board.note(self.number, SERVES, 1)
+        self.ready(text)
+
+    def serves(self, number: int) -> bool:
+        """True if another worker serves clients now."""
+        return number < len(self.outboxes) and bool(self.board.of(number, SERVES))
+
+    # See connection.sockets.listener.OtherWorkers.
+
+    def note_connections(self, count: int) -> None:
+        self.board.note(self.number, CONNECTIONS, count)
+
+    def connections(self) -> int:
+        return self.board.others(self.number, CONNECTIONS)
+
+    def is_crowded(self) -> bool:
+        counts = self.board.all(CONNECTIONS)
+        return counts[self.number] > min(counts)
+
+    # See resources.ResourceWatch.
+
+    def note_memory(self, size: int) -> int:
+        """Note the memory of this worker; return that of all others, bytes."""
+        self.board.note(self.number, MEMORY, size)
+        return self.board.others(self.number, MEMORY)

@@ -1,0 +1,1 @@
+"""Nodes of several processes, and what these have in common."""

@@ -1,0 +1,254 @@
+"""A node with workers, as its clients and its operator meet it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pika
+import pika.exceptions
+import pytest
+from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
+
+from conformance_tests.patience import PATIENCE_S
+
+from ...reliability.node import Node, run_once
+
+WORKERS = 3
+DURABLE = pika.BasicProperties(delivery_mode=2)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Iterator[Node]:
+    with workers(tmp_path, WORKERS) as node:
+        yield node
+
+
+@contextmanager
+def workers(directory: Path, count: int | str, *options: str) -> Iterator[Node]:
+    with Node(directory, "--workers", str(count), *options) as node:
+        yield node
+
+
+def connect(node: Node) -> BlockingConnection:
+    return BlockingConnection(
+        pika.ConnectionParameters("127.0.0.1", node.port, connection_attempts=20, retry_delay=0.2)
+    )
+
+
+@contextmanager
+def channels(node: Node, count: int) -> Iterator[list[BlockingChannel]]:
+    """Channels in confirm mode, each with its own connection."""
+    with ExitStack() as stack:
+        found = []
+        for _ in range(count):
+            connection = connect(node)
+            stack.callback(partial(close, connection))
+            channel = connection.channel()
+            channel.confirm_delivery()
+            found.append(channel)
+        yield found
+
+
+def close(connection: BlockingConnection) -> None:
+    # Its worker, or its node, may have ended.
+    with suppress(pika.exceptions.AMQPError):
+        connection.close()
+
+
+def get(node: Node, path: str) -> Any:
+    answer = httpx.get(
+        f"http://127.0.0.1:{node.http}/api/{path}", auth=("guest", "guest"), timeout=PATIENCE_S
+    )
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def homes(node: Node) -> dict[str, str]:
+    return {row["name"]: row["node"] for row in get(node, "queues")}
+
+
+def worker_of(node: Node, channel: BlockingChannel) -> str:
+    """Return the worker that serves a client."""
+    port = channel.connection._impl._transport._sock.getsockname()[1]
+    rows = {row["peer_port"]: row["node"] for row in get(node, "connections")}
+    return str(rows[port])
+
+
+def pids(node: Node) -> dict[str, int]:
+    return {row["name"]: int(row["os_pid"]) for row in get(node, "nodes") if row["running"]}
+
+
+def declare_everywhere(
+    node: Node, opened: Sequence[BlockingChannel], kind: str = "classic"
+) -> dict[str, str]:
+    """Let each client declare a queue of its own; return the homes."""
+    for number, channel in enumerate(opened):
+        channel.queue_declare(f"{kind}{number}", durable=True, arguments={"x-queue-type": kind})
+    return homes(node)
+
+
+def take(channel: BlockingChannel, queue: str, count: int) -> list[bytes]:
+    found: list[bytes] = []
+    start = {"x-stream-offset": "first"} if "stream" in queue else None
+    for method, _, body in channel.consume(queue, arguments=start, inactivity_timeout=PATIENCE_S):
+        assert method is not None, f"{len(found)} of {count} came"
+        found.append(body)
+        channel.basic_ack(method.delivery_tag)
+        if len(found) == count:
+            break
+    channel.cancel()
+    return found
+
+
+def until(what: str, holds: Any) -> None:
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            if holds():
+                return
+        except (httpx.HTTPError, pika.exceptions.AMQPError, AssertionError, KeyError):
+            pass
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum", "stream"])
+def test_clients_go_where_their_queues_are(node: Node, kind: str) -> None:
+    with channels(node, 2 * WORKERS) as declaring:
+        found = declare_everywhere(node, declaring, kind)
+        # New queues are where their clients are, and the clients are spread.
+        for number, channel in enumerate(declaring):
+            assert worker_of(node, channel) == found[f"{kind}{number}"]
+        assert set(found.values()) == {"n1", "n1/1", "n1/2"}
+        with channels(node, 2 * WORKERS) as publishing, channels(node, 2 * WORKERS) as consuming:
+            for number, channel in enumerate(publishing):
+                # Nobody can tell from this one where the client belongs; its confirm has number 1.
+                channel.basic_publish("", "nowhere", b"")
+                for count in range(20):
+                    channel.basic_publish("", f"{kind}{number}", b"%d" % count, DURABLE, mandatory=True)
+                assert worker_of(node, channel) == found[f"{kind}{number}"]
+            for number, channel in enumerate(consuming):
+                channel.basic_qos(prefetch_count=7)
+                assert take(channel, f"{kind}{number}", 20) == [b"%d" % count for count in range(20)]
+                assert worker_of(node, channel) == found[f"{kind}{number}"]
+            assert get(node, "overview")["object_totals"]["connections"] == 6 * WORKERS
+
+
+def test_a_worker_is_killed(node: Node) -> None:
+    with channels(node, WORKERS) as opened:
+        found = declare_everywhere(node, opened)
+        of = {found[f"classic{number}"]: number for number in range(WORKERS)}
+        assert set(of) == {"n1", "n1/1", "n1/2"}
+        for number, channel in enumerate(opened):
+            for count in range(50):
+                channel.basic_publish("", f"classic{number}", b"%d" % count, DURABLE, mandatory=True)
+        for name in ("n1/1", "n1"):
+            victim, other = of[name], of["n1/2"]
+            before = pids(node)
+            os.kill(before[name], signal.SIGKILL)
+            # Clients of other workers notice nothing.
+            opened[other].basic_publish("", f"classic{other}", b"meanwhile", DURABLE, mandatory=True)
+            until("it is back", lambda name=name, before=before: pids(node)[name] != before[name])
+            assert {**pids(node), name: 0} == {**before, name: 0}
+            with pytest.raises(pika.exceptions.AMQPError):
+                opened[victim].basic_publish("", f"classic{victim}", b"lost", DURABLE)
+            with channels(node, 1) as (fresh,):
+                assert take(fresh, f"classic{victim}", 50) == [b"%d" % count for count in range(50)]
+                # New queues can be declared, whichever worker was away.
+                fresh.queue_declare(f"after {name}", durable=True)
+        left = [b"%d" % count for count in range(50)] + [b"meanwhile"] * 2
+        assert take(opened[of["n1/2"]], f"classic{of['n1/2']}", 52) == left
+    assert "worker n1/1 has ended by SIGKILL: it is started again" in node.log()
+
+
+def test_the_node_is_killed_and_has_all_that_was_confirmed(node: Node) -> None:
+    for kind in ("classic", "quorum"):
+        with channels(node, WORKERS) as opened:
+            for number, channel in enumerate(opened):
+                name = f"{kind}{number}"
+                channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+                for count in range(20):
+                    channel.basic_publish("", name, b"%d" % count, DURABLE, mandatory=True)
+    ended = pids(node)
+    # The parent alone is killed, and its workers end with it.
+    node.kill()
+    node.start()
+    assert not {*ended.values()} & {*pids(node).values()}
+    with channels(node, 1) as (channel,):
+        for kind in ("classic", "quorum"):
+            for number in range(WORKERS):
+                assert len(take(channel, f"{kind}{number}", 20)) == 20
+
+
+def test_the_number_of_workers_changes(tmp_path: Path) -> None:
+    with Node(tmp_path) as node:
+        # A node of one process has the data of the first worker.
+        with channels(node, 1) as (channel,):
+            for name, kind in (("old", "classic"), ("old quorum", "quorum"), ("old stream", "stream")):
+                channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
+                channel.basic_publish("", name, b"kept", DURABLE, mandatory=True)
+        assert node.stop() == 0
+        for count in (2, 4):
+            node.set_more_options("--workers", str(count))
+            node.start()
+            assert len(pids(node)) == count
+            with channels(node, count) as opened:
+                for number, channel in enumerate(opened):
+                    name = f"{count} {number}"
+                    channel.queue_declare(name, durable=True)
+                    channel.basic_publish("", name, b"kept", DURABLE, mandatory=True)
+            assert node.stop() == 0
+        for wanted in ("1", "3"):
+            code, _, said = run_once(["--data-dir", str(node.data), "--workers", wanted])
+            assert (code, "has the queues of 4 workers" in said) == (1, True), said
+        node.set_more_options("--workers", "auto")
+        node.start()
+        assert len(pids(node)) >= 4
+        with channels(node, 1) as (channel,):
+            channel.basic_qos(prefetch_count=10)
+            for name in ("old", "old quorum", "old stream", "2 0", "2 1", "4 0", "4 1", "4 2", "4 3"):
+                assert take(channel, name, 1) == [b"kept"], name
+
+
+def test_a_worker_that_ends_again_and_again_is_left_down(tmp_path: Path) -> None:
+    with workers(tmp_path, 2, "--worker-restarts-max", "1") as node, channels(node, 2) as opened:
+        found = declare_everywhere(node, opened)
+        stays = next(number for number in range(2) if found[f"classic{number}"] == "n1")
+        os.kill(pids(node)["n1/1"], signal.SIGKILL)
+        until("it serves again", lambda: "worker n1/1 serves again" in node.log())
+        os.kill(pids(node)["n1/1"], signal.SIGKILL)
+        until("it is left down", lambda: "so it is left down" in node.log())
+        opened[stays].basic_publish("", f"classic{stays}", b"x", DURABLE, mandatory=True)
+        with channels(node, 2) as later:
+            assert [worker_of(node, channel) for channel in later] == ["n1", "n1"]
+        assert node.stop() == 0
+
+
+def test_limits_are_the_nodes(tmp_path: Path) -> None:
+    with workers(tmp_path, WORKERS, "--connections-max", "5") as node, channels(node, 5):
+        with pytest.raises(pika.exceptions.AMQPConnectionError):
+            BlockingConnection(pika.ConnectionParameters("127.0.0.1", node.port))
+        memory = {row["name"]: row["mem_limit"] for row in get(node, "nodes")}
+        assert len({*memory.values()}) == 1
+
+
+def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:
+    with workers(tmp_path, 2) as node:
+        code, _, said = run_once(
+            ["--data-dir", str(tmp_path / "other"), "--workers", "2", "--amqp", f"127.0.0.1:{node.port}"]
+        )
+        assert (code, said.count("Is another broker running there?")) == (1, 1), said
+        code, _, said = run_once(["--data-dir", str(node.data), "--workers", "2", "--amqp", "127.0.0.1:0"])
+        assert code == 1 and "in use by process" in said
+        with channels(node, 1) as (channel,):
+            channel.queue_declare("serves", durable=True)
+    code, _, said = run_once(["--peers", "n1=127.0.0.1:1", "--workers", "2"])
+    assert (code, "--workers" in said) == (2, True), said
