@@ -20,6 +20,15 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SHARED = (Path("tests/spark_sink"), Path("tests/amqp_server/cluster"), Path("tests/cluster"))
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--compiled-elsewhere",
+        default="",
+        metavar="PATHS",
+        help="leave out the tests in these files and folders that test-compiled runs, too",
+    )
+
+
 def pytest_configure(config: pytest.Config) -> None:
     expected = os.environ.get("TEST_BUILD", BUILD)
     if expected != BUILD:
@@ -30,6 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Several workers may share the tests: each file, or each package that shares something, goes to one of
     them. Packages come first, because they take longest, except for their simulations, which share nothing.
     """
+    _leave_out(config, items)
     groups: dict[pytest.Item, Path] = {}
     for item in items:
         path = item.path.relative_to(config.rootpath)
@@ -39,6 +49,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if BUILD == "compiled" and item.get_closest_marker("pure"):
             item.add_marker(pytest.mark.skip("it replaces what cannot be replaced in a compiled class"))
     items.sort(key=lambda item: groups[item] not in SHARED)
+
+
+def _leave_out(config: pytest.Config, items: list[pytest.Item]) -> None:
+    left_out = [config.rootpath / each for each in config.getoption("--compiled-elsewhere").split()]
+
+    def elsewhere(item: pytest.Item) -> bool:
+        return not item.get_closest_marker("pure") and any(
+            each == item.path or each in item.path.parents for each in left_out
+        )
+
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if elsewhere(item)])
+        items[:] = [item for item in items if not elsewhere(item)]
 
 
 @pytest.fixture
