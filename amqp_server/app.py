@@ -233,7 +233,7 @@ class Node:
             Path(environment.directory),
             environment.free_bytes,
             self.descriptors,
-            _none if worker is None else worker.note_memory,
+            worker,
         )
         self.reload = Reload(whole, self.resources, self.broker.log_limit, reread)
         self.draining = Draining(self.server, self.cluster)
@@ -564,7 +564,7 @@ class Node:
         """Take connections from other workers, and hand them over to these."""
         from amqp_server.workers.handing_over import HandingOver
 
-        handing_over = HandingOver(worker, self.server.adopt, self.broker.turn)
+        handing_over = HandingOver(worker, self.server.adopt, self.broker.turn, self.resources.look)
         if self.config.worker_affinity:
             self.server.affinity = handing_over
         await handing_over.run()
@@ -663,11 +663,6 @@ def in_force(node: Node) -> str:
         f"{watch.disk_free_min_bytes} bytes, connections {node.descriptors.connections_max}, message "
         f"{config.message_bytes_max} bytes"
     )
-
-
-def _none(own_bytes: int) -> int:
-    """Return the memory of other processes of a node that is one process."""
-    return 0
 
 
 def _settle_collector() -> None:

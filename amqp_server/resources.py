@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable
 from math import inf
 from pathlib import Path
+from typing import Protocol
 
 import trio
 
@@ -37,6 +38,16 @@ LOOK_WAIT_S, LOOK_SHARE = 5.0, 1000
 COLLECT_EVERY_S = 600
 
 
+class OtherProcesses(Protocol):
+    """The other processes of this node. See workers.worker."""
+
+    #: The limit that an operator has set while the node runs; 0 if none has.
+    memory_limit_bytes: int
+
+    def note_memory(self, size: int) -> int:
+        """Note the memory of this process; return that of all others, bytes."""
+
+
 class ResourceWatch:
     """Compares the memory, disk and descriptors of the process with its limits twice a second."""
 
@@ -47,12 +58,12 @@ class ResourceWatch:
         directory: Path,
         reusable_bytes: Callable[[], int] = lambda: 0,
         descriptors: Descriptors | None = None,
-        others_bytes: Callable[[int], int] = lambda own_bytes: 0,
+        others: OtherProcesses | None = None,
     ) -> None:
-        """`others_bytes` takes the memory of this process, and returns that of the node's other ones."""
+        """`others` are the other processes of the node, if it has several: memory is one limit for all."""
         self._alarms = alarms
         self._descriptors = descriptors
-        self._others_bytes = others_bytes
+        self._others = others
         #: Memory of the node's other processes at the last look.
         self.others_memory_bytes = 0
         #: Free space within the store's files, which the file system counts as used.
@@ -104,7 +115,7 @@ class ResourceWatch:
     def look(self, *, trimmed: bool = False) -> None:
         """Measure, and raise or clear the alarms."""
         self.memory_bytes = private_memory_bytes()
-        others = self.others_memory_bytes = self._others_bytes(self.memory_bytes)
+        others = self._look_at_others()
         if self.memory_bytes + others > self.memory_limit_bytes and (self._collect() or not trimmed):
             # First free holes in the heap and old garbage: they are no reason for an alarm.
             give_back()
@@ -118,6 +129,13 @@ class ResourceWatch:
             "disk space", free < least, f"{free} bytes free, limit {least} (disk_free_min_bytes)"
         )
 
+    def _look_at_others(self) -> int:
+        """Return the memory of the other processes, and take over a limit that one of them was given."""
+        if self._others is not None:
+            self.others_memory_bytes = self._others.note_memory(self.memory_bytes)
+            self.memory_limit_bytes = self._others.memory_limit_bytes or self.memory_limit_bytes
+        return self.others_memory_bytes
+
     def _collect(self) -> bool:
         """Collect old garbage before publishers are blocked; return False if that was done recently."""
         now = time.monotonic()
@@ -130,6 +148,8 @@ class ResourceWatch:
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit while the node runs."""
         self.memory_limit_bytes = limit_bytes
+        if self._others is not None:
+            self._others.memory_limit_bytes = limit_bytes
         self.look()
 
 

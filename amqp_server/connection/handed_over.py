@@ -22,6 +22,8 @@ class ChannelState(msgspec.Struct, frozen=True, array_like=True):
     number: int
     next_tag: int
     prefetch: int
+    #: Prefetch that all consumers of the channel share; 0 for none.
+    shared_prefetch: int
     last_queue: str
     #: Number of the next publish; 0 if the channel is not in confirm mode.
     next_publish: int
@@ -76,7 +78,6 @@ def _channel_is_quiet(channel: Channel) -> bool:
         or channel.leaving
         or channel.unacked.count
         or channel.subscriptions
-        or channel.window.limit
         or channel.assembly is not None
         or channel.tx is not None
         or channel.ending is not None
@@ -113,7 +114,14 @@ def state_of(session: Session, unread: bytes) -> SessionState:
 def _channel_state(channel: Channel) -> ChannelState:
     confirms = channel.confirms
     next_publish = 0 if confirms is None else confirms.next_number
-    return ChannelState(channel.number, channel.next_tag, channel.prefetch, channel.last_queue, next_publish)
+    return ChannelState(
+        channel.number,
+        channel.next_tag,
+        channel.prefetch,
+        channel.window.limit,
+        channel.last_queue,
+        next_publish,
+    )
 
 
 def take_over(session: Session, state: SessionState) -> None:
@@ -131,6 +139,7 @@ def take_over(session: Session, state: SessionState) -> None:
     for told in state.channels:
         channel = Channel(session, vhost, told.number)
         channel.next_tag, channel.prefetch, channel.last_queue = told.next_tag, told.prefetch, told.last_queue
+        channel.window.change(told.shared_prefetch)
         if told.next_publish:
             channel.confirms = confirms = Confirms(session.turn, session.outbox, told.number)
             confirms.begin_at(told.next_publish)

@@ -1,7 +1,7 @@
 """Numbers that the workers of a node tell each other, in memory that all of them map: so a limit of the node
 is one limit.
 
-Each worker writes its own row only, and reads all; a number is one aligned word, so nothing has to lock.
+Each worker writes its own row only, and reads all. A number is one aligned word, so nothing has to lock.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ class Board:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        self._words = memoryview(mmap.mmap(-1, workers * COLUMNS * _WORD)).cast("q")
+        # Behind the rows, one word that any worker may write: the memory limit, or 0.
+        self._words = memoryview(mmap.mmap(-1, (workers * COLUMNS + 1) * _WORD)).cast("q")
 
     def note(self, worker: int, column: int, value: int) -> None:
         self._words[worker * COLUMNS + column] = value
@@ -36,7 +37,16 @@ class Board:
         return sum(self.all(column)) - self.of(worker, column)
 
     def all(self, column: int) -> list[int]:
-        return self._words[column::COLUMNS].tolist()
+        return self._words[column : self._workers * COLUMNS : COLUMNS].tolist()
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The limit that an operator has set while the node runs; 0 if none has."""
+        return self._words[-1]
+
+    @memory_limit_bytes.setter
+    def memory_limit_bytes(self, limit: int) -> None:
+        self._words[-1] = limit
 
     def clear(self, worker: int) -> None:
         """The worker's process has ended."""

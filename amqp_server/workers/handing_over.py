@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -26,8 +27,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.workers")
 
-#: A message between workers says only that two descriptors come with it.
-_MESSAGE: Final = b"c"
+#: Messages between workers: a connection comes with this one, as two descriptors; look at the limits.
+_CONNECTION, _LOOK = b"c", b"l"
 #: Connections taken over before clients have their turn.
 TAKEN_MAX: Final = 16
 #: Pause after an error of the kernel, such as no free descriptor, s.
@@ -38,12 +39,26 @@ class HandingOver:
     """See connection.sockets.transport.Affinity."""
 
     def __init__(
-        self, worker: Worker, adopt: Callable[[socket.socket, SessionState], None], turn: Turn
+        self,
+        worker: Worker,
+        adopt: Callable[[socket.socket, SessionState], None],
+        turn: Turn,
+        look: Callable[[], None],
     ) -> None:
+        """`look` compares what the node uses with its limits."""
         self._worker = worker
         self._machine = machine_of(worker.config.node)
         self._adopt = adopt
         self._turn = turn
+        self._look = look
+        worker.limit_changed = self._tell_others
+
+    def _tell_others(self) -> None:
+        for number, outbox in enumerate(self._worker.outboxes):
+            if number != self._worker.number:
+                # One whose way is full looks twice a second in any case.
+                with suppress(OSError):
+                    outbox.send(_LOOK, socket.MSG_DONTWAIT)
 
     def moves(self, transport: Transport, data: bytes) -> bool:
         session = transport.session
@@ -82,7 +97,7 @@ class HandingOver:
             left = memoryview(state)
             while left:
                 left = left[file.write(left) :]
-            socket.send_fds(outbox, [_MESSAGE], [fd, file.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(outbox, [_CONNECTION], [fd, file.fileno()], socket.MSG_DONTWAIT)
 
     async def run(self) -> None:
         """Take connections over until cancelled."""
@@ -92,14 +107,17 @@ class HandingOver:
             await trio.lowlevel.wait_readable(inbox)
             for _ in range(TAKEN_MAX):
                 try:
-                    _, descriptors, _, _ = socket.recv_fds(inbox, len(_MESSAGE), 2)
+                    message, descriptors, _, _ = socket.recv_fds(inbox, 1, 2)
                 except BlockingIOError:
                     break
                 except OSError as error:
                     logger.error("a connection cannot be taken over: %s", error)
                     await trio.sleep(PAUSE_S)
                     break
-                self._take(descriptors)
+                if message == _LOOK:
+                    self._look()
+                else:
+                    self._take(descriptors)
 
     def _take(self, descriptors: list[int]) -> None:
         if len(descriptors) < 2:

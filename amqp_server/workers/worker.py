@@ -69,7 +69,7 @@ def config_of(config: Config, number: int, addresses: list[str]) -> WorkerConfig
     return WorkerConfig(**values)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Worker:
     number: int
     #: As the operator gave it.
@@ -85,6 +85,8 @@ class Worker:
     board: Board
     #: Call this with the text of the ready line when the worker serves.
     ready: Callable[[str], None]
+    #: Lets the others look at a limit that has changed.
+    limit_changed: Callable[[], None] = lambda: None
 
     def begin(self, text: str) -> None:
         """The worker serves from now on; `text` is what its ready line says."""
@@ -107,9 +109,17 @@ class Worker:
         counts = self.board.all(CONNECTIONS)
         return counts[self.number] > min(counts)
 
-    # See resources.ResourceWatch.
+    # See resources.OtherProcesses.
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        return self.board.memory_limit_bytes
+
+    @memory_limit_bytes.setter
+    def memory_limit_bytes(self, limit: int) -> None:
+        self.board.memory_limit_bytes = limit
+        self.limit_changed()
 
     def note_memory(self, size: int) -> int:
-        """Note the memory of this worker; return that of all others, bytes."""
         self.board.note(self.number, MEMORY, size)
         return self.board.others(self.number, MEMORY)

@@ -98,7 +98,7 @@ class Script:
             partial(self._cancel, channel),
             partial(self._settle, channel),
             partial(self._method, channel, commands.Queue.Declare(queue="q", passive=True)),
-            partial(self._method, channel, commands.Basic.Qos(prefetch_count=self._random.choice((0, 1, 5)))),
+            partial(self._method, channel, self._qos()),
             partial(self._method, channel, commands.Basic.Recover(requeue=True)),
             partial(self._method, 1, commands.Queue.Purge(queue="r")),
         )
@@ -106,6 +106,10 @@ class Script:
 
     def _method(self, channel: int, asked: base.Frame) -> bytes:
         return method(channel, asked)
+
+    def _qos(self) -> base.Frame:
+        shared = self._random.random() < 0.4
+        return commands.Basic.Qos(prefetch_count=self._random.choice((0, 1, 5)), global_=shared)
 
     def _queue(self) -> str:
         """A name, or nothing: the queue that the channel declared last."""

@@ -82,8 +82,17 @@ def worker_of(node: Node, channel: BlockingChannel) -> str:
     return str(rows[port])
 
 
-def pids(node: Node) -> dict[str, int]:
-    return {row["name"]: int(row["os_pid"]) for row in get(node, "nodes") if row["running"]}
+def pids(node: Node, count: int = WORKERS) -> dict[str, int]:
+    """Return the processes of the workers, once so many of them answer for themselves."""
+    found: dict[str, int] = {}
+
+    def answer() -> bool:
+        found.clear()
+        found.update((row["name"], int(row["os_pid"])) for row in get(node, "nodes") if row["running"])
+        return len(found) >= count
+
+    until(f"{count} workers answer", answer)
+    return found
 
 
 def declare_everywhere(
@@ -199,7 +208,7 @@ def test_the_number_of_workers_changes(tmp_path: Path) -> None:
         for count in (2, 4):
             node.set_more_options("--workers", str(count))
             node.start()
-            assert len(pids(node)) == count
+            assert len(pids(node, count)) == count
             with channels(node, count) as opened:
                 for number, channel in enumerate(opened):
                     name = f"{count} {number}"
@@ -211,7 +220,7 @@ def test_the_number_of_workers_changes(tmp_path: Path) -> None:
             assert (code, "has the queues of 4 workers" in said) == (1, True), said
         node.set_more_options("--workers", "auto")
         node.start()
-        assert len(pids(node)) >= 4
+        assert len(pids(node, 4)) >= 4
         with channels(node, 1) as (channel,):
             channel.basic_qos(prefetch_count=10)
             for name in ("old", "old quorum", "old stream", "2 0", "2 1", "4 0", "4 1", "4 2", "4 3"):
@@ -222,9 +231,9 @@ def test_a_worker_that_ends_again_and_again_is_left_down(tmp_path: Path) -> None
     with workers(tmp_path, 2, "--worker-restarts-max", "1") as node, channels(node, 2) as opened:
         found = declare_everywhere(node, opened)
         stays = next(number for number in range(2) if found[f"classic{number}"] == "n1")
-        os.kill(pids(node)["n1/1"], signal.SIGKILL)
+        os.kill(pids(node, 2)["n1/1"], signal.SIGKILL)
         until("it serves again", lambda: "worker n1/1 serves again" in node.log())
-        os.kill(pids(node)["n1/1"], signal.SIGKILL)
+        os.kill(pids(node, 2)["n1/1"], signal.SIGKILL)
         until("it is left down", lambda: "so it is left down" in node.log())
         opened[stays].basic_publish("", f"classic{stays}", b"x", DURABLE, mandatory=True)
         with channels(node, 2) as later:
@@ -232,12 +241,17 @@ def test_a_worker_that_ends_again_and_again_is_left_down(tmp_path: Path) -> None
         assert node.stop() == 0
 
 
+def memory_limits(node: Node) -> list[int]:
+    return [row["mem_limit"] for row in get(node, "nodes")]
+
+
 def test_limits_are_the_nodes(tmp_path: Path) -> None:
     with workers(tmp_path, WORKERS, "--connections-max", "5") as node, channels(node, 5):
         with pytest.raises(pika.exceptions.AMQPConnectionError):
             BlockingConnection(pika.ConnectionParameters("127.0.0.1", node.port))
-        memory = {row["name"]: row["mem_limit"] for row in get(node, "nodes")}
-        assert len({*memory.values()}) == 1
+        assert len({*memory_limits(node)}) == 1
+        node.mqctl("set_vm_memory_high_watermark", "absolute", "3000000000")
+        until("all have it", lambda: memory_limits(node) == [3_000_000_000] * WORKERS)
 
 
 def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:

@@ -1,0 +1,69 @@
+"""The memory that workers share, and how many workers there are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from amqp_server.config import Config, InvalidOption
+from amqp_server.workers import cores
+from amqp_server.workers.board import CONNECTIONS, MEMORY, Board
+from amqp_server.workers.worker import config_of, metrics_address
+
+
+def test_processes_see_each_others_numbers() -> None:
+    board = Board(3)
+    board.note(0, CONNECTIONS, 5)
+    child = os.fork()
+    if not child:
+        board.note(1, CONNECTIONS, 7)
+        board.note(1, MEMORY, 1 << 40)
+        board.memory_limit_bytes = 9
+        os._exit(0)
+    os.waitpid(child, 0)
+    assert board.all(CONNECTIONS) == [5, 7, 0]
+    assert [board.others(worker, CONNECTIONS) for worker in range(3)] == [7, 5, 12]
+    assert (board.others(0, MEMORY), board.memory_limit_bytes) == (1 << 40, 9)
+    board.clear(1)
+    assert board.all(CONNECTIONS) == [5, 0, 0] and board.memory_limit_bytes == 9
+
+
+@pytest.mark.parametrize(
+    ("quota", "expected"), [("max 100000", 8), ("250000 100000", 2), ("50000 100000", 1), ("", 8), (None, 8)]
+)
+def test_auto_is_what_the_node_may_use(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quota: str | None, expected: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
+    monkeypatch.setattr(cores, "QUOTA", tmp_path / "cpu.max")
+    if quota is not None:
+        (tmp_path / "cpu.max").write_text(quota)
+    assert cores.workers_of(Config(workers="auto")) == expected
+    assert cores.workers_of(Config(workers="auto", reserve_cores=2)) == max(1, expected - 2)
+    assert cores.workers_of(Config(workers="5")) == 5
+
+
+@pytest.mark.parametrize("value", ["0", "65", "two", "-1", "", "1.5"])
+def test_a_number_of_workers_that_is_none(value: str) -> None:
+    with pytest.raises(InvalidOption, match="a number from 1 to 64, or auto"):
+        Config(workers=value)
+
+
+def test_each_worker_has_its_part_of_the_configuration(tmp_path: Path) -> None:
+    whole = Config(
+        data_dir=str(tmp_path),
+        memory_limit="8GiB",
+        http="127.0.0.1:15672",
+        metrics="[::1]:15692",
+        workers="2",
+    )
+    first, second = (config_of(whole, number, ["@a:0", "@b:0"]) for number in range(2))
+    assert (first.node, second.node) == ("n1", "n1/1")
+    assert first.peer_addresses == second.peer_addresses == {"n1": ("@a", 0), "n1/1": ("@b", 0)}
+    assert (first.http, second.http) == ("127.0.0.1:15672", "")
+    assert (first.metrics, second.metrics) == ("[::1]:15692", "[::1]:15693")
+    assert first.memory_limit_bytes == second.memory_limit_bytes == 4 << 30
+    assert second.data_dir == f"{tmp_path}/workers/1"
+    assert metrics_address(Config(metrics="127.0.0.1:0"), 3) == "127.0.0.1:0"
