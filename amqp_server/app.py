@@ -558,7 +558,11 @@ class Node:
 
     def stop(self) -> None:
         """Begin an orderly shutdown, as on SIGTERM."""
-        signal.raise_signal(signal.SIGTERM)
+        if self.worker is None:
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            # Its parent tells all workers.
+            os.kill(os.getppid(), signal.SIGTERM)
 
     async def _take_over(self, worker: Worker) -> None:
         """Take connections from other workers, and hand them over to these."""

@@ -1,4 +1,6 @@
-"""One running node: the options in force, those that may be changed while it runs, and its maintenance."""
+"""One running node: the options in force, those that may be changed while it runs, and its maintenance. What
+is changed here holds for all workers of a node.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +8,11 @@ from typing import Any
 
 import msgspec
 
+from amqp_server.cluster.membership.machines import machine_of
 from amqp_server.config import InvalidOption, parse_bytes
 from amqp_server.management.request.answer import NO_CONTENT, Answer, not_found, refusing
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node
+from amqp_server.management.request.other_nodes import ask_node, ask_others
 
 
 async def environment(call: Call) -> Any:
@@ -34,25 +37,25 @@ class LogLevel(msgspec.Struct):
 
 async def set_memory_limit(call: Call) -> Answer:
     # A share of the machine's memory ("0.6") or a size in bytes.
-    return _change(call, "memory_limit", call.read(MemoryLimit).limit)
+    return await _change(call, "memory_limit", call.read(MemoryLimit).limit)
 
 
 async def set_disk_free_limit(call: Call) -> Answer:
     limit = call.read(DiskFreeLimit).limit
     amount = parse_bytes(limit)
-    return _change(call, "disk_free_min_bytes", limit if amount is None else amount)
+    return await _change(call, "disk_free_min_bytes", limit if amount is None else amount)
 
 
 async def set_log_level(call: Call) -> Answer:
-    return _change(call, "log_level", call.read(LogLevel).level)
+    return await _change(call, "log_level", call.read(LogLevel).level)
 
 
-def _change(call: Call, option: str, value: object) -> Answer:
+async def _change(call: Call, option: str, value: object) -> Answer:
     """Change an option of this node until its next start."""
     require_node(call)
     with refusing(InvalidOption):
         call.parts.reload.change(option, value, f"changed in the running node by user '{call.user.name}'")
-    return NO_CONTENT
+    return await _at_all_workers(call)
 
 
 async def drain(call: Call) -> Answer:
@@ -61,15 +64,25 @@ async def drain(call: Call) -> Answer:
     """
     require_node(call)
     call.parts.draining.drain()
-    return NO_CONTENT
+    return await _at_all_workers(call)
 
 
 async def revive(call: Call) -> Answer:
     require_node(call)
     call.parts.draining.revive()
+    return await _at_all_workers(call)
+
+
+async def _at_all_workers(call: Call) -> Answer:
+    """Let the other workers of this node do the same."""
+    own, others = call.parts.config.node, call.parts.others
+    workers = [name for name in others.names() if machine_of(name) == own] if others is not None else []
+    if workers:
+        await ask_others(call, workers, with_body=True)
     return NO_CONTENT
 
 
 def require_node(call: Call) -> None:
-    if call.path["node"] != call.parts.config.node:
+    own = call.parts.config.node
+    if call.path["node"] not in (own, *([machine_of(own)] if call.local else [])):
         raise not_found()

@@ -254,6 +254,26 @@ def test_limits_are_the_nodes(tmp_path: Path) -> None:
         until("all have it", lambda: memory_limits(node) == [3_000_000_000] * WORKERS)
 
 
+def test_operators_see_one_node(node: Node) -> None:
+    with channels(node, WORKERS):
+        node.mqctl("set_log_level", "debug")
+        node.mqctl("set_disk_free_limit", "1MiB")
+        for name in ("n1", "n1%2F1", "n1%2F2"):
+            options = {row["name"]: row["value"] for row in get(node, f"nodes/{name}/environment")["options"]}
+            assert (options["log_level"], options["disk_free_min_bytes"]) == ("debug", 1 << 20)
+            assert (options["node"], options["workers"]) == ("n1", str(WORKERS))
+        node.mqctl("drain")
+        until("clients are told to go", lambda: not get(node, "connections"))
+        with pytest.raises(pika.exceptions.AMQPError):
+            BlockingConnection(pika.ConnectionParameters("127.0.0.1", node.port))
+        node.mqctl("revive")
+        with channels(node, WORKERS) as later:
+            assert {worker_of(node, channel) for channel in later} == {"n1", "n1/1", "n1/2"}
+        node.mqctl("stop")
+        until("all of it ends", lambda: not node.running)
+    assert "has ended" not in node.log()
+
+
 def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:
     with workers(tmp_path, 2) as node:
         code, _, said = run_once(
