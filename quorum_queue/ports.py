@@ -471,10 +471,11 @@ class Host(Recipient, Protocol):
     def touch(self) -> None:
         """A client used the queue: renew the lease of an expiring one."""
 
-    def can_settle(self, key: Any, low: int) -> bool:
-        """Return whether a consumer can still settle its deliveries from this one on.
+    def can_settle(self, key: Any, low: int, high: int) -> bool:
+        """Return whether a consumer can still settle these deliveries.
 
-        False if they went back to the queue because this node joined or left it, or lost contact with it.
+        False if they went back to the queue: because the consumer held them for too long, because the queue
+        failed and began again, or because this node joined or left it, or lost contact with it.
         """
 
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
