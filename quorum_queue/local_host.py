@@ -160,7 +160,7 @@ class LocalHost(DeadLettering):
         self._lone: dict[int, Waiting] = NO_DICT
         #: Batches whose publishers wait for the disk.
         self._batches_waiting = 0
-        self._letters_sent = NO_DICT
+        self._held_letters = None
         self._letters_waiting = NO_DEQUE
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False

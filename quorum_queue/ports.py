@@ -270,6 +270,9 @@ class Order(NamedTuple):
     #: In how many ms the first and the last waiting message are ready again.
     next_ms: int | None
     last_ms: int | None
+    #: Dead letters that the queue holds until their targets have them, and their bytes.
+    held: int
+    held_bytes: int
 
     @classmethod
     def of(cls, machine: Machine, now_ms: int) -> Order:
@@ -281,6 +284,8 @@ class Order(NamedTuple):
             ready.returned_count,
             None if first is None else first - now_ms,
             None if last is None else last - now_ms,
+            len(machine.dead_lettering),
+            machine.held_bytes,
         )
 
 
