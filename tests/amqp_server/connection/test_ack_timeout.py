@@ -220,6 +220,25 @@ def test_only_the_consumer_that_is_late_is_cancelled() -> None:
     assert watched.ready == 2
 
 
+def test_a_consumer_that_its_client_has_cancelled_gives_back_in_time() -> None:
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer(arguments={"x-consumer-timeout": TIMEOUT_MS})
+    peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    watched.publish(peer, 2)
+    peer.call(1, commands.Basic.Cancel("c"))
+    peer.answers()
+    watched.passes(TIMEOUT_MS - LOOK_MS)
+    assert watched.ready == 0
+    watched.passes(3 * LOOK_MS)
+    assert watched.ready == 2
+    # The client knows that the consumer is gone. The next consumer has the same time.
+    assert peer.answers() == []
+    watched.passes(2 * TIMEOUT_MS)
+    peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    watched.passes(TIMEOUT_MS + 2 * LOOK_MS)
+    assert watched.ready == 2
+
+
 def test_a_client_that_cannot_hear_of_it_loses_its_channel() -> None:
     watched = Watched(consumer_timeout_ms=0)
     peer = watched.peer()
