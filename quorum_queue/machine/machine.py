@@ -1537,11 +1537,17 @@ class Machine:
             found = outcome(
                 condition,
                 consumers=self.consumers.count,
-                ready=self._kept_count() + self._promised()[0],
+                ready=self._kept_count() + self._promised()[0] + self._picked_count(),
                 expired=lease_ms is not None and meta.now_ms >= self.last_used_ms + lease_ms,
             )
         effects.seals.append((token, Sealed(found, self._kept_count())))
         self.sealed = self.sealed or found == SEALED
+
+    def _picked_count(self) -> int:
+        """Return how many messages somebody has picked, who gives back what he does not move."""
+        if self.version < versions.HELD_COUNT:
+            return 0
+        return sum([each.checkout.count for each in self.consumers.by_key.values() if each.position])
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time has passed; `apply` expires due messages."""

@@ -83,6 +83,22 @@ def test_a_queue_with_dead_letters_that_nobody_has_taken_is_not_empty(version: i
     assert apply(machine, ("seal", 2, EMPTY)).seals == [(2, Sealed(SEALED, 0))]
 
 
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_queue_is_not_empty_while_an_operator_moves_its_messages(replicated: bool) -> None:
+    """The other queue may refuse them, and they come back."""
+    machine = Machine(Settings(keeps_all=True))
+    apply(machine, enqueue(), enqueue("p", 2))
+    # A client may have taken others.
+    for getter in (Consumer("client"), Consumer("operator", position=2)):
+        getter.attached = False
+        apply(machine, ("get", getter))
+    if replicated:
+        machine = snapshot.decode(snapshot.encode(machine))
+    assert apply(machine, ("seal", 1, EMPTY)).seals == [(1, Sealed(NOT_EMPTY, 0))]
+    apply(machine, ("settle", "operator", 0, 0))
+    assert apply(machine, ("seal", 2, EMPTY)).seals == [(2, Sealed(SEALED, 0))]
+
+
 @pytest.mark.parametrize("limit", [{"max_length": 2}, {"max_length_bytes": 2}])
 def test_dead_letters_that_nobody_has_taken_count_in_limits(limit: dict[str, Any]) -> None:
     def counted(machine: Machine) -> tuple[int, int]:
