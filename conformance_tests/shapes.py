@@ -114,8 +114,6 @@ MQD_LACKS = frozenset(
         "messages_ram",
         "messages_ready_ram",
         "messages_unacknowledged_ram",
-        "message_bytes_dlx",
-        "messages_dlx",
         "open_files",
         "readers",
         "context_switches",

@@ -11,6 +11,7 @@ import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
 
+from conformance_tests.api import Api
 from conformance_tests.conftest import Connect, Name
 from conformance_tests.expect import expect_channel_close
 from conformance_tests.inbox import (
@@ -406,6 +407,40 @@ def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> No
     ch.queue_bind(dead, exchange)
     # RabbitMQ tries again every three minutes by default, or when the queue is configured again.
     assert wait_get(ch, dead).body == b"m"
+
+
+def test_dead_letters_that_nobody_takes_count_in_the_limit(ch: BlockingChannel, api: Api, name: Name) -> None:
+    exchange = name("x")
+    ch.exchange_declare(exchange, "fanout", durable=True)
+    queue = quorum(
+        ch,
+        name,
+        dead_letter_exchange=exchange,
+        dead_letter_strategy="at-least-once",
+        overflow="reject-publish",
+        max_length=2,
+    )
+
+    ch.confirm_delivery()
+
+    def refuses() -> bool:
+        try:
+            publish(ch, queue, b"m")
+        except pika.exceptions.NackError:
+            return True
+        ch.basic_reject(wait_get(ch, queue, auto_ack=False).tag, requeue=False)
+        return False
+
+    # RabbitMQ's limit is not sharp.
+    wait_for(refuses, "a refusal")
+    row: dict[str, Any] = {}
+
+    def shown() -> bool:
+        row.update(api.ask("GET", f"queues/%2F/{queue}").json)
+        return bool(row.get("messages_dlx", 0) >= 2)
+
+    wait_for(shown, "the number of dead letters")
+    assert (row["message_bytes_dlx"] >= row["messages_dlx"], row["messages_ready"]) == (True, 0)
 
 
 def test_depth_is_told(ch: BlockingChannel, name: Name) -> None:

@@ -11,7 +11,8 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from quorum_queue.empty import NO_DEQUE, NO_DICT
+from quorum_queue.empty import NO_DEQUE
+from quorum_queue.held_letters import AT_ONCE, FOLLOWING, RETRY_MS, HeldLetters
 from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.run import Run
 from quorum_queue.paging import Paging
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 #: Dead letters that are sent before the turn may end.
 LETTERS_MAX: Final = 4
-#: Time after which a refused dead letter is sent again, ms.
-DEAD_LETTER_RETRY_MS: Final = 1_000
 
 
 class WaitingLetters(NamedTuple):
@@ -99,8 +98,8 @@ class WideLetter:
 class DeadLettering(Paging):
     """The part of a host that sends dead letters."""
 
-    #: Held dead letters, by position, that wait to be sent or for the answers of their targets.
-    _letters_sent: dict[int, None]
+    #: Those that the queue holds; None if it has never held any.
+    _held_letters: HeldLetters | None
     #: Dead letters that wait for the disk or for a later turn, in order.
     _letters_waiting: deque[WaitingLetters]
     #: Number of dead letters at the front that can be read without a wait, once no store is reading for them
@@ -126,9 +125,9 @@ class DeadLettering(Paging):
         self._send_waiting_letters()
 
     def _note_sent(self, seq: int) -> None:
-        if self._letters_sent is NO_DICT:
-            self._letters_sent = {}
-        self._letters_sent[seq] = None
+        if self._held_letters is None:
+            self._held_letters = HeldLetters(self.machine.dead_lettering)
+        self._held_letters.sent(seq)
 
     def _wait_with(self, letters: WaitingLetters) -> None:
         if self._letters_waiting is NO_DEQUE:
@@ -180,7 +179,8 @@ class DeadLettering(Paging):
                 self._letters_waiting = NO_DEQUE
         if held and run.seqs.start not in self.machine.dead_lettering:
             # The disk has lost the body.
-            self._letters_sent.pop(run.seqs.start, None)
+            if self._held_letters is not None:
+                self._held_letters.gone(run.seqs.start)
             return False
         parts = self._send_letters(run, reason, held=held)
         if parts is None:
@@ -229,7 +229,8 @@ class DeadLettering(Paging):
 
     def _send_letters(self, run: Run, reason: Reason, *, held: bool) -> Iterator[bool] | None:
         if run.contents is None and not self._load(run, keep=not self.ended):
-            self._letters_sent.pop(run.seqs.start, None)
+            if held and self._held_letters is not None:
+                self._held_letters.refused(run.seqs.start)
             for _, part in self._what_is_left(run):
                 for _ in self.services.dead_letters.dead_letter(self.queue, part, reason, None) or ():
                     pass
@@ -243,22 +244,33 @@ class DeadLettering(Paging):
         first, last = run.seqs[0], run.seqs[-1]
 
         def done(taken: bool) -> None:
-            self._letters_sent.pop(first, None)
-            if self.ended:
+            letters = self._held_letters
+            if self.ended or letters is None:
                 return
-            if taken:
-                self.submit(("dead_lettered", first, last))
-            else:
-                self._wake_by(self.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
+            if not taken:
+                letters.refused(first)
+                self._wake_by(self.services.clock.monotonic_ms() + RETRY_MS)
+                return
+            letters.taken(first, self.machine.dead_lettering)
+            self.submit(("dead_lettered", first, last))
+            self._send_held(letters, FOLLOWING)
 
         return self.services.dead_letters.dead_letter(self.queue, run, reason, done)
 
     def _retry_dead_letters(self) -> None:
-        for seq, (run, reason) in list(self.machine.dead_lettering.items()):
-            if seq not in self._letters_sent:
-                self._note_sent(seq)
-                self._wait_with(WaitingLetters(run, reason, leave=False, held=True))
+        held = self.machine.dead_lettering
+        if self._held_letters is None:
+            self._held_letters = HeldLetters(held)
+        self._held_letters.forget_lost(held)
+        self._send_held(self._held_letters, AT_ONCE)
         self._send_waiting_letters()
+
+    def _send_held(self, letters: HeldLetters, most: int) -> None:
+        """Let so many held letters, at most, wait to be sent."""
+        held = self.machine.dead_lettering
+        for seq in letters.next(held, most):
+            run, reason = held[seq]
+            self._wait_with(WaitingLetters(run, reason, leave=False, held=True))
 
     def _wake_by(self, at_ms: int) -> None:
         """Set a timer for this time of the monotonic clock, or use an earlier one."""

@@ -213,10 +213,8 @@ class QueueHost:
         """See quorum_queue.ports.Host: all commands of all clients come here."""
         self.barrier(done)
 
-    def can_settle(self, key: Key, low: int) -> bool:
-        """Return whether a consumer can still settle its deliveries from this one on: see
-        quorum_queue.ports.Host.
-        """
+    def can_settle(self, key: Key, low: int, high: int) -> bool:
+        """See quorum_queue.ports.Host."""
         return True
 
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:

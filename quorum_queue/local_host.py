@@ -16,7 +16,7 @@ from quorum_queue.clock import Clock, QueueTime
 from quorum_queue.dead_lettering import DeadLettering
 from quorum_queue.empty import NO_DEQUE, NO_DICT, NO_LIST
 from quorum_queue.freeing import Leftover
-from quorum_queue.host import DELETED, QueueHost, answer_publishes
+from quorum_queue.host import DELETED, Key, QueueHost, answer_publishes
 from quorum_queue.journals import parts_journal
 from quorum_queue.journals.deduplication_journal import FIRST_POSITION, NameJournal
 from quorum_queue.journals.notes import encode_note, mark_of
@@ -160,7 +160,7 @@ class LocalHost(DeadLettering):
         self._lone: dict[int, Waiting] = NO_DICT
         #: Batches whose publishers wait for the disk.
         self._batches_waiting = 0
-        self._letters_sent = NO_DICT
+        self._held_letters = None
         self._letters_waiting = NO_DEQUE
         self._letters_asked = self._letters_cold = 0
         self._letters_under_way = False
@@ -292,6 +292,10 @@ class LocalHost(DeadLettering):
                 consumer.priority,
                 active is None or active is consumer,
             )
+
+    def can_settle(self, key: Key, low: int, high: int) -> bool:
+        # A consumer that was cancelled is known until its last delivery is settled.
+        return key in self.machine.consumers.by_key
 
     # -- commands --------------------------------------------------------------------------------------------
 

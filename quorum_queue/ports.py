@@ -270,6 +270,9 @@ class Order(NamedTuple):
     #: In how many ms the first and the last waiting message are ready again.
     next_ms: int | None
     last_ms: int | None
+    #: Dead letters that the queue holds until their targets have them, and their bytes.
+    held: int
+    held_bytes: int
 
     @classmethod
     def of(cls, machine: Machine, now_ms: int) -> Order:
@@ -281,6 +284,8 @@ class Order(NamedTuple):
             ready.returned_count,
             None if first is None else first - now_ms,
             None if last is None else last - now_ms,
+            len(machine.dead_lettering),
+            machine.held_bytes,
         )
 
 
@@ -471,10 +476,11 @@ class Host(Recipient, Protocol):
     def touch(self) -> None:
         """A client used the queue: renew the lease of an expiring one."""
 
-    def can_settle(self, key: Any, low: int) -> bool:
-        """Return whether a consumer can still settle its deliveries from this one on.
+    def can_settle(self, key: Any, low: int, high: int) -> bool:
+        """Return whether a consumer can still settle these deliveries.
 
-        False if they went back to the queue because this node joined or left it, or lost contact with it.
+        False if they went back to the queue: because the consumer held them for too long, because the queue
+        failed and began again, or because this node joined or left it, or lost contact with it.
         """
 
     def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:

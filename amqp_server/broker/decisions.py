@@ -201,6 +201,11 @@ DECISIONS: Final = (
         "two nodes cannot both declare the same name, or the last allowed queue",
     ),
     Decision(
+        "protection from deletion",
+        BARRIER,
+        "the node first learns what operators were told on other nodes; an end without a delete goes by its copy",
+    ),
+    Decision(
         "refusals: no queue (404), other arguments (406), locked (405)",
         COPY,
         "a refusal is checked again when the node has caught up with the topology",

@@ -426,6 +426,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     if transaction.is_prepared:
         _commit_prepared(channel, transaction)
         return
+    transaction.check_acks()
 
     def committed(refused: Refused | None = None) -> None:
         if refused is not None:

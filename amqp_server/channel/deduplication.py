@@ -151,6 +151,8 @@ def enqueue_named(host: Any, run: Run, origin: Any, first: int, segment: Segment
     message groups.
     """
     deduplicates, records = host.settings.deduplicates, host.records
+    if segment is not None and segment.route.unchanged:
+        deduplicates = False
     header = host.settings.group_header
     if header:
         name_groups(run, header, None if segment is None else segment.groups_by(header))

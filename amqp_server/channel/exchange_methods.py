@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from pamqp import base, commands
@@ -231,14 +231,23 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
         channel.connection.client.access, vhost.name, "exchange", name, "configure"
     )
 
-    exchange = vhost.router.get(name)
-    if exchange is not None and has_partitions(exchange):
-        for partition in partitions_of(vhost, exchange) or ():
-            channel.broker.access.permissions.check(
-                channel.connection.client.access, vhost.name, "queue", partition, "configure"
-            )
+    def partitions() -> Sequence[str]:
+        exchange = vhost.router.get(name)
+        if exchange is None or not has_partitions(exchange):
+            return ()
+        return partitions_of(vhost, exchange) or ()
+
+    for partition in partitions():
+        channel.broker.access.permissions.check(
+            channel.connection.client.access, vhost.name, "queue", partition, "configure"
+        )
+
+    def check_protection() -> None:
+        for partition in partitions():
             if partition in vhost.queues:
                 vhost.queues[partition].check_protection()
+
+    check_protection()
 
     def check() -> bool:
         """Return whether there is an exchange to delete. Raises PreconditionFailed."""
@@ -254,10 +263,19 @@ def delete(channel: Channel, method: commands.Exchange.Delete) -> None:
             channel.connection.synced()
             channel.send(commands.Exchange.DeleteOk())
 
-    if check():
-        channel.connection.propose(DeleteExchange(vhost.name, name, bool(method.if_unused)), applied)
-    else:
+    operation = DeleteExchange(vhost.name, name, bool(method.if_unused))
+
+    def caught_up(majority: bool) -> None:
+        # An operator may have protected a partition on another node.
+        check_protection()
+        channel.connection.propose(operation, applied)
+
+    if not check():
         applied()
+    elif partitions():
+        channel.connection.after(channel.broker.replication.catch_up, caught_up)
+    else:
+        channel.connection.propose(operation, applied)
 
 
 def bind(channel: Channel, method: commands.Exchange.Bind) -> None:

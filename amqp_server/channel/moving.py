@@ -129,6 +129,7 @@ def publish_unchanged(
         targets=connection.incoming.targets((queue,)),
         counted=channel.vhost.router.get(""),
         waits=wait_ms > 0,
+        unchanged=True,
     )
     segment = Segment(route, attributes)
     if wait_ms > 0:

@@ -405,7 +405,22 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
         )
     operation = DeleteQueue(vhost.name, name, queue.queue_id)
 
-    def counted(refused: Refused | None = None) -> None:
+    def caught_up(done: Callable[[], None]) -> None:
+        """Call `done` when this node knows what any client was told, or does not learn it in time."""
+        left = 2
+
+        def one(*_: object) -> None:
+            nonlocal left
+            left -= 1
+            if not left:
+                done()
+
+        queue.catch_up(one)
+        channel.broker.replication.catch_up(one)
+
+    def counted() -> None:
+        # An operator may have protected it on another node.
+        queue.check_protection()
         remove(queue.host.ready_count)
 
     def decided(found: Sealed | Refused) -> None:
@@ -433,7 +448,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
 
     condition = (UNUSED if method.if_unused else 0) | (EMPTY if method.if_empty else 0)
     if not condition:
-        connection.after(queue.catch_up, counted)
+        connection.after(caught_up, counted)
         return
 
     def may_delete(majority: bool) -> None:
@@ -442,6 +457,7 @@ def delete(channel: Channel, method: commands.Queue.Delete) -> None:
             raise Unavailable(
                 f"cannot delete {place_of(queue)} on a condition: no majority of the cluster's nodes answers"
             )
+        queue.check_protection()
         # Its home deletes a queue that it has sealed, perhaps before the answer is here.
         channel.deleting = queue
         connection.after(partial(queue.seal, condition), decided)

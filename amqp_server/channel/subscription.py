@@ -109,6 +109,11 @@ class Subscription:
             return declared
         return self.channel.broker.config.consumer_timeout_ms
 
+    @property
+    def gave_back(self) -> bool:
+        """True if what it holds has gone back to its queue, or is about to."""
+        return self.timed_out or (self.revoked != "" and self.queue.type.is_group)
+
     def deliver(self, consumer: Any, run: Run, first_id: int) -> None:
         """Tag the run, note it as unacked, and send it. See quorum_queue.ports.Sink."""
         channel = self.channel
@@ -217,6 +222,9 @@ class Subscription:
 
 class Getter:
     """Holds the deliveries of `basic.get` on one queue of a channel, or what was picked out of it."""
+
+    #: As of a subscription.
+    gave_back = False
 
     __slots__ = ("channel", "checked", "key", "left", "no_ack", "queue", "traffic", "unacked")
 

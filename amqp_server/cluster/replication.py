@@ -10,7 +10,7 @@ from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.topology.events import INTERNAL
 from amqp_server.broker.topology.replication import Done
-from amqp_server.cluster.readiness import obstacle
+from amqp_server.cluster.readiness import has_majority, obstacle
 from amqp_server.cluster.topology_group import Catalog, Change, Proposal
 from quorum_queue.clock import Clock
 from quorum_queue.cluster.replica_group import Group
@@ -45,6 +45,10 @@ class ClusterReplication:
     @property
     def version(self) -> int:
         return versions.FIRST if self._catalog is None else self._catalog.version
+
+    @property
+    def reaches_majority(self) -> bool:
+        return self.group is not None and has_majority(self.group)
 
     @property
     def leads(self) -> bool:

@@ -91,6 +91,8 @@ class AckTimeout:
         oldest = 0
         for holder, tag in channel.unacked.first_tags().items():
             own_ms: int | None = holder.timeout_ms
+            # A consumer that its client has cancelled may still hold deliveries.
+            self._found_ms = min(self._found_ms, own_ms or self._found_ms)
             if own_ms is None:
                 oldest = min(oldest, tag) if oldest else tag
             elif (

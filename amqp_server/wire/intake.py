@@ -94,6 +94,7 @@ class PublishRoute:
         "resolve",
         "routing_key",
         "targets",
+        "unchanged",
         "waits",
     )
 
@@ -111,6 +112,7 @@ class PublishRoute:
         resolve: Resolver | None = None,
         counted: Any = None,
         waits: bool = False,
+        unchanged: bool = False,
     ) -> None:
         #: The whole method frame.
         self.key = key
@@ -126,6 +128,9 @@ class PublishRoute:
         self.counted = counted
         #: True if messages that are to wait do so in every queue.
         self.waits = waits
+        #: True for messages that an operator takes from one queue to another: a queue may have had them
+        #: before, and they are no duplicates.
+        self.unchanged = unchanged
         #: The queues, opaque here. Their hosts are looked up when the messages are handed over.
         self.targets = targets
         #: If routing depends on the message, or takes long.

@@ -144,6 +144,17 @@ class Member:
         self._counted(count)
         return first
 
+    def holds(self, low: int, high: int) -> bool:
+        """Return whether it holds all deliveries with these ids."""
+        starts, portions = self._starts, self._portions
+        at = bisect_right(starts, low) - 1
+        while 0 <= at < len(starts) and starts[at] <= low:
+            low = max(low, starts[at] + len(portions[at].offsets))
+            if low > high:
+                return True
+            at += 1
+        return False
+
     def take(self, low: int, high: int) -> list[Portion]:
         """Remove the deliveries with these ids and return them; ids not held are passed over."""
         starts, portions = self._starts, self._portions

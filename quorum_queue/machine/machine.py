@@ -134,6 +134,7 @@ class Machine:
         "delayed",
         "frozen",
         "grouped",
+        "held_bytes",
         "held_from",
         "holds",
         "last_used_ms",
@@ -170,6 +171,8 @@ class Machine:
         self.unacked_count = self.unacked_bytes = 0
         #: Dead letters that wait until their targets have them, by position (at-least-once only).
         self.dead_lettering: dict[int, tuple[Run, Reason]] = NO_DICT
+        #: Their bytes, as a limit counts them.
+        self.held_bytes = 0
         #: Time when a client last used the queue.
         self.last_used_ms = 0
         self.dedup = _dedup(settings)
@@ -591,6 +594,16 @@ class Machine:
     def _kept_bytes(self) -> int:
         return self.ready.bytes + self.delayed.bytes
 
+    def _promised(self) -> tuple[int, int]:
+        """Return how many messages, and bytes of bodies, the queue keeps beside those: parts of transactions
+        have them, or they are dead letters whose targets have not taken them. A queue that refuses messages
+        counts them, and is not empty; if it drops its oldest messages, that would make more of them.
+        """
+        parts = self.parts
+        if not self.dead_lettering or self.version < versions.HELD_COUNT:
+            return parts.count, parts.message_bytes
+        return parts.count + len(self.dead_lettering), parts.message_bytes + self.held_bytes
+
     def _enqueue_or_refuse(self, meta: Meta, run: Run, origin: Any, first: int, effects: Effects) -> None:
         """Take the messages that fit, one by one near the limit, and refuse the others."""
         if self.expires_exactly:
@@ -604,12 +617,12 @@ class Machine:
         while rest is not None:
             room = refused = len(rest.seqs)
             if settings.max_length is not None:
-                kept = self._kept_count() + self.parts.count
+                kept = self._kept_count() + self._promised()[0]
                 room = min(room, settings.max_length - kept + self._awaited())
             reason = REFUSED_LENGTH if room <= 0 else REFUSED_BYTES
             if limit is not None and room > 0:
                 if sizes is None:
-                    room = min(room, 1 if self._kept_bytes() + self.parts.message_bytes < limit else 0)
+                    room = min(room, 1 if self._kept_bytes() + self._promised()[1] < limit else 0)
                 else:
                     left = limit - self._waiting_bytes()
                     fits = total = 0
@@ -645,10 +658,10 @@ class Machine:
         """Return the bytes that a limit counts, without ready messages that are held and that consumers have
         room for.
         """
-        pended = self.parts.message_bytes
+        promised = self._promised()[1]
         if self.holds and self._awaited() >= self.ready.count:
-            return self.delayed.bytes + pended
-        return self._kept_bytes() + pended
+            return self.delayed.bytes + promised
+        return self._kept_bytes() + promised
 
     def _awaited(self) -> int:
         """Return how many of the held messages consumers have room for."""
@@ -1169,6 +1182,12 @@ class Machine:
         if self.dead_lettering is NO_DICT:
             self.dead_lettering = {}
         self.dead_lettering[letter.seqs.start] = (letter, reason)
+        self.held_bytes += letter.counted_bytes
+
+    def _let_letter_go(self, seq: int) -> Run:
+        letter, _ = self.dead_lettering.pop(seq)
+        self.held_bytes -= letter.counted_bytes
+        return letter
 
     def _dead_lettered(self, meta: Meta, command: Command, effects: Effects) -> None:
         """The targets have got these dead letters."""
@@ -1176,7 +1195,7 @@ class Machine:
         wanted = range(low, high + 1) if high - low < len(self.dead_lettering) else list(self.dead_lettering)
         for seq in wanted:
             if low <= seq <= high and seq in self.dead_lettering:
-                effects.settled.append(self.dead_lettering.pop(seq)[0])
+                effects.settled.append(self._let_letter_go(seq))
 
     def take_positions(self, low: int, high: int) -> list[Run]:
         """Take the messages with these positions that are ready or wait."""
@@ -1206,7 +1225,7 @@ class Machine:
             self.unacked_count -= len(acked)
             self.unacked_bytes -= sum([run.counted_bytes for run in acked])
         for seq in [seq for seq in self.dead_lettering if low <= seq <= high]:
-            lost.append(self.dead_lettering.pop(seq)[0])
+            lost.append(self._let_letter_go(seq))
         effects.settled += lost
         self._dropped(lost, LOST)
 
@@ -1282,13 +1301,14 @@ class Machine:
 
     def _has_room_for_parts(self, part: Part) -> bool:
         """Return whether the queue has room for all parts; it only refuses one with messages."""
-        settings, parts = self.settings, self.parts
+        settings = self.settings
         if settings.overflow == "drop-head" or not part.count:
             return True
-        if settings.max_length is not None and self._kept_count() + parts.count > settings.max_length:
+        count, size = self._promised()
+        if settings.max_length is not None and self._kept_count() + count > settings.max_length:
             return False
         limit = settings.max_length_bytes
-        return limit is None or self._kept_bytes() + parts.message_bytes <= limit
+        return limit is None or self._kept_bytes() + size <= limit
 
     def _resolve(self, meta: Meta, command: Command, effects: Effects) -> None:
         """The transaction is decided: its part takes effect, or nothing of it does."""
@@ -1493,6 +1513,7 @@ class Machine:
             # They have no target any more.
             effects.settled += [run for run, _ in self.dead_lettering.values()]
             self.dead_lettering.clear()
+            self.held_bytes = 0
         if self.settings.overflow == "drop-head":
             self._drop_over_limit(effects)
         effects.configured = True
@@ -1516,11 +1537,17 @@ class Machine:
             found = outcome(
                 condition,
                 consumers=self.consumers.count,
-                ready=self._kept_count() + self.parts.count,
+                ready=self._kept_count() + self._promised()[0] + self._picked_count(),
                 expired=lease_ms is not None and meta.now_ms >= self.last_used_ms + lease_ms,
             )
         effects.seals.append((token, Sealed(found, self._kept_count())))
         self.sealed = self.sealed or found == SEALED
+
+    def _picked_count(self) -> int:
+        """Return how many messages somebody has picked, who gives back what he does not move."""
+        if self.version < versions.HELD_COUNT:
+            return 0
+        return sum([each.checkout.count for each in self.consumers.by_key.values() if each.position])
 
     def _tick(self, meta: Meta, command: Command, effects: Effects) -> None:
         """Time has passed; `apply` expires due messages."""

@@ -17,7 +17,8 @@ from typing import Final, NamedTuple
 # Conditions; their sum is one, too.
 #: No consumer is attached.
 UNUSED: Final = 1
-#: No message is ready.
+#: No message is ready, or will be, or is on its way to another queue: picked, or a dead letter whose targets
+#: have not taken it.
 EMPTY: Final = 2
 #: No client has used the queue for the time of its lease. Includes UNUSED.
 EXPIRED: Final = 4

@@ -45,6 +45,9 @@ node only begins with the newest.
     11  mqd 0.2: nothing new for quorum queues; streams of a cluster keep in their state what an object store
         has of them
 
+    12  mqd 0.2: dead letters that a queue holds count in its limits; a queue that has some, or of which
+        messages are just being moved, is not empty
+
 A node that meets a newer version than its own in an entry or a snapshot can't know what the others do: the
 queue stops there, with a line that says so.
 """
@@ -142,7 +145,11 @@ KINDS = 10
 #: Streams of a cluster have a manifest of what is in an object store.
 STREAM_REMOTES = 11
 
-NEWEST = 11
+#: Dead letters that a queue holds count in limits at which it refuses messages, and for a seal. For a seal,
+#: messages that were picked count, too.
+HELD_COUNT = 12
+
+NEWEST = 12
 
 #: Features that a node announces in the handshake of a link for the versions that it can apply, beyond the
 #: first.
@@ -172,6 +179,7 @@ __all__ = [
     "FITTING",
     "FOUNDERS",
     "GROUPS",
+    "HELD_COUNT",
     "KINDS",
     "LARGE_ENTRIES",
     "LETTERS",

@@ -163,7 +163,8 @@ class ListModel:
                 if self.is_full(size):
                     self.outcome.refused.append(number)
                     over = (
-                        self.settings.max_length is not None and self.kept_count >= self.settings.max_length
+                        self.settings.max_length is not None
+                        and self.count_at_limit >= self.settings.max_length
                     )
                     lettered = self.settings.overflow == "reject-publish-dlx" and self.settings.dead_letter
                     self.refused.append(
@@ -265,10 +266,15 @@ class ListModel:
     def kept_count(self) -> int:
         return len(self.ready) + len(self.delayed)
 
+    @property
+    def count_at_limit(self) -> int:
+        return self.kept_count + len(self.dead_lettering)
+
     def is_full(self, added_bytes: int) -> bool:
         length, size = self.settings.max_length, self.settings.max_length_bytes
-        return (length is not None and self.kept_count >= length) or (
-            size is not None and self.ready_bytes + added_bytes > size
+        held = sum(len(each.content) - each.attributes.overhead for each in self.dead_lettering.values())
+        return (length is not None and self.count_at_limit >= length) or (
+            size is not None and self.ready_bytes + held + added_bytes > size
         )
 
     def drop_over_limit(self) -> None:

@@ -469,6 +469,7 @@ class MachineComparison(RuleBasedStateMachine):
         if model.window_limit:
             assert self.window.used == model.window_used
         assert list(machine.dead_lettering) == list(model.dead_lettering)
+        assert machine.held_bytes == sum(run.counted_bytes for run, _ in machine.dead_lettering.values())
         everywhere = (
             [message[0] for message in ready]
             + [message[0] for _, message in waiting]

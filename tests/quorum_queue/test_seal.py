@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from quorum_queue.machine import versions
@@ -10,6 +12,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.effects import GONE, Effects
 from quorum_queue.machine.entries import decode_entry, encode_batch, encode_entry
 from quorum_queue.machine.machine import Command, Machine, Meta
+from quorum_queue.machine.parts import FULL, READY
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.seal import EMPTY, EXPIRED, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 from quorum_queue.machine.settings import Settings
@@ -64,6 +67,64 @@ def test_a_sealed_queue_takes_nothing() -> None:
     assert apply(machine, ("get", Consumer("g"))).got_nothing == ["g"]
     # Another client that asks has the same answer, whatever came back since.
     assert apply(machine, ("seal", 2, UNUSED)).seals == [(2, Sealed(SEALED, 0))]
+
+
+@pytest.mark.parametrize("version", [versions.HELD_COUNT - 1, versions.HELD_COUNT])
+def test_a_queue_with_dead_letters_that_nobody_has_taken_is_not_empty(version: int) -> None:
+    settings = Settings(dead_letter=True, dead_letter_at_least_once=True, keeps_all=True)
+    machine = Machine(settings, version=version)
+    apply(machine, enqueue(), ("get", Consumer("g")), ("discard", "g", 0, 0))
+    (seal,) = apply(machine, ("seal", 1, EMPTY)).seals
+    if version < versions.HELD_COUNT:
+        assert seal == (1, Sealed(SEALED, 0))
+        return
+    assert seal == (1, Sealed(NOT_EMPTY, 0))
+    apply(machine, ("dead_lettered", 1, 1))
+    assert apply(machine, ("seal", 2, EMPTY)).seals == [(2, Sealed(SEALED, 0))]
+
+
+@pytest.mark.parametrize("replicated", [False, True])
+def test_a_queue_is_not_empty_while_an_operator_moves_its_messages(replicated: bool) -> None:
+    """The other queue may refuse them, and they come back."""
+    machine = Machine(Settings(keeps_all=True))
+    apply(machine, enqueue(), enqueue("p", 2))
+    # A client may have taken others.
+    for getter in (Consumer("client"), Consumer("operator", position=2)):
+        getter.attached = False
+        apply(machine, ("get", getter))
+    if replicated:
+        machine = snapshot.decode(snapshot.encode(machine))
+    assert apply(machine, ("seal", 1, EMPTY)).seals == [(1, Sealed(NOT_EMPTY, 0))]
+    apply(machine, ("settle", "operator", 0, 0))
+    assert apply(machine, ("seal", 2, EMPTY)).seals == [(2, Sealed(SEALED, 0))]
+
+
+@pytest.mark.parametrize("limit", [{"max_length": 2}, {"max_length_bytes": 2}])
+def test_dead_letters_that_nobody_has_taken_count_in_limits(limit: dict[str, Any]) -> None:
+    def counted(machine: Machine) -> tuple[int, int]:
+        effects = apply(machine, enqueue(), enqueue("p", 2))
+        return len(effects.confirmed), len(effects.refused)
+
+    settings = Settings(
+        dead_letter=True, dead_letter_at_least_once=True, keeps_all=True, overflow="reject-publish", **limit
+    )
+    machine = Machine(settings)
+    for _ in range(2):
+        apply(machine, enqueue(), ("get", Consumer("g")), ("discard", "g", 0, 9))
+        machine.consumers.drop_all()
+    assert (len(machine.dead_lettering), machine.held_bytes) == (2, 2)
+    assert counted(machine) == (0, 2)
+    # A member that begins with a snapshot counts the same.
+    machine = snapshot.decode(snapshot.encode(machine))
+    assert (len(machine.dead_lettering), machine.held_bytes) == (2, 2)
+    apply(machine, ("dead_lettered", 1, 1))
+    assert counted(machine) == (1, 1)
+    # A part of a transaction needs room, too.
+    for number, outcome in enumerate((FULL, READY), 1):
+        part = ("n", 1, number)
+        effects = apply(machine, ("pend", part, enqueue()), ("prepare", 1, part, 1, [1, 2], 0))
+        assert effects.prepared == [(1, part, outcome)]
+        apply(machine, ("dead_lettered", 2, 2))
 
 
 def test_messages_that_expire_do_not_keep_a_queue() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from amqp_server.broker.declared.arguments import QueueArguments
 from amqp_server.broker.declared.operations import DeleteQueue
@@ -28,6 +28,9 @@ from quorum_queue.ports import Host, Recipient, Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.vhost import VHost
+
+#: Without a majority, time after which the end of a queue is tried again, ms.
+END_RETRY_MS: Final = 1_000
 
 
 class Taking(Protocol):
@@ -246,8 +249,19 @@ class Queue:
     def consumer_gone(self, left: int) -> None:
         """A consumer of any node has ended. An auto-delete queue is deleted with its last consumer."""
         self.renew()
-        if self.auto_delete and not left and not self.record.protected_from_deletion:
+        if self.auto_delete and not left:
+            self.end_unused()
+
+    def end_unused(self) -> None:
+        """Delete an auto-delete queue that has had consumers, if it still has none."""
+        if self.deleted or self.host.consumer_count or self.record.protected_from_deletion:
+            return
+        parts = self.vhost.parts
+        if parts.replication.reaches_majority:
             self.host.seal(UNUSED, _nothing)
+        else:
+            # Nobody could delete the sealed queue, and it would serve nobody.
+            parts.timers.wake(_UnusedEnd(self), parts.clock.monotonic_ms() + END_RETRY_MS)
 
     def wake(self) -> None:
         """Delete the queue if it was not used for the time of its lease (x-expires, or a policy)."""
@@ -265,11 +279,13 @@ class Queue:
             # a change of the queue.
             return
         ends_at = self.last_used_ms + expires_ms
-        if parts.clock.monotonic_ms() >= ends_at:
+        now_ms = parts.clock.monotonic_ms()
+        if now_ms >= ends_at and parts.replication.reaches_majority:
             self.host.seal(EXPIRED, self._has_expired)
         else:
+            # Without a majority nobody could delete the sealed queue.
             self._timer_set = True
-            parts.timers.wake(self, ends_at)
+            parts.timers.wake(self, ends_at if now_ms < ends_at else now_ms + END_RETRY_MS)
 
     def _has_expired(self, found: Sealed | Refused) -> None:
         if not isinstance(found, Sealed) or found.outcome != SEALED:
@@ -360,6 +376,21 @@ class Queue:
     @property
     def deletion(self) -> DeleteQueue:
         return DeleteQueue(self.vhost.name, self.name, self.queue_id)
+
+
+class _UnusedEnd:
+    """The end of an auto-delete queue, when there is a majority. See amqp_server.broker.timers.Wakeable."""
+
+    __slots__ = ("_queue",)
+
+    def __init__(self, queue: Queue) -> None:
+        self._queue = queue
+
+    def wake(self) -> None:
+        self._queue.end_unused()
+
+    def failed(self, error: Exception) -> None:
+        self._queue.failed(error)
 
 
 def _nothing(found: Sealed | Refused) -> None: ...

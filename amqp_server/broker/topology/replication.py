@@ -67,6 +67,10 @@ class Replication(Protocol):
         Without `done` the operation is proposed again until it is applied.
         """
 
+    @property
+    def reaches_majority(self) -> bool:
+        """False if no change can be applied now, as far as this node knows."""
+
     def catch_up(self, done: Callable[[bool], None]) -> None:
         """Call `done` with True when this node has applied all changes that clients of any node have had
         answers to; with False if it does not learn that in time.
@@ -87,6 +91,7 @@ class LocalReplication:
     """Replication for a node without a cluster."""
 
     clustered = False
+    reaches_majority = True
     has_streams = True
     has_groups = True
     has_super_streams = True

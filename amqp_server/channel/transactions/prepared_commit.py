@@ -153,7 +153,7 @@ class PreparedCommit:
                 if not host.parts_have_acks:
                     self._acks_of_streams.append((host, (verb, holder.key, low, high)))
                     continue
-                if not host.can_settle(holder.key, low):
+                if not host.can_settle(holder.key, low, high):
                     self.refused = _REFUSED[LATE].format(holder.queue.name)
                     continue
                 self._taker_of(host, holder.queue.delays).submit((verb, holder.key, low, high))

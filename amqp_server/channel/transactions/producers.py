@@ -23,8 +23,7 @@ def producer_of(item: bytes, vhost: str) -> Producer | None:
     if EPOCH.decode() not in headers:
         return None
     epoch, name = headers[EPOCH.decode()], headers.get(PRODUCER)
-    if isinstance(name, bytes):
-        name = name.decode("utf-8", "replace")
+    # A name that is no UTF-8 comes as bytes.
     if not isinstance(name, str) or not 0 < len(name.encode()) <= NAME_BYTES_MAX:
         raise PreconditionFailed(
             f"a message with x-producer-epoch needs x-producer, a text of 1 to {NAME_BYTES_MAX} bytes"
@@ -33,7 +32,16 @@ def producer_of(item: bytes, vhost: str) -> Producer | None:
         raise PreconditionFailed(
             f"invalid header x-producer-epoch {str(epoch)[:80]!r}: it must be a number from 0 to {EPOCH_MAX}"
         )
-    return Producer(f"{vhost}/{name}", epoch)
+    return Producer(key_of(vhost, name), epoch)
+
+
+def key_of(vhost: str, name: str) -> str:
+    """Return what stands for a producer in all tables. No other producer of any virtual host has the same:
+    both names may contain slashes.
+    """
+    if vhost != "/":
+        vhost = vhost.replace("%", "%25").replace("/", "%2F") or "%"
+    return f"{vhost}/{name}"
 
 
 __all__ = ["EPOCH", "producer_of"]

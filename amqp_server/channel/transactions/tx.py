@@ -198,6 +198,23 @@ class Transaction:
                         f"{NOTHING_DONE}, because publishes to queue '{queue.name}' are paused"
                     )
 
+    def check_acks(self) -> None:
+        """Raises PreconditionFailed if deliveries that it acks have gone back to their queues: others get
+        them, too. Nothing of it is done.
+
+        The queues' parts of a prepared commit say the same.
+        """
+        for _, pieces in self.settlements:
+            for holder, low, high, _ in pieces:
+                host = holder.queue.host
+                if host.ended == "deleted":
+                    continue
+                if holder.gave_back or not host.can_settle(holder.key, low, high):
+                    raise PreconditionFailed(
+                        f"{NOTHING_DONE}, because messages of queue '{holder.queue.name}' that it acks have "
+                        "gone back to the queue"
+                    )
+
     def settle(self, verb: str, pieces: list[Piece]) -> None:
         """Keep acks until the commit."""
         if not (self.number or self._is_over):
@@ -287,7 +304,7 @@ class Transaction:
         for piece in pieces:
             host = piece.holder.queue.host
             hosts[host] = None
-            if not host.can_settle(piece.holder.key, piece.low):
+            if not host.can_settle(piece.holder.key, piece.low, piece.high):
                 # A delivery that is acked too late is in the queue again: the client must not believe that it
                 # is acked.
                 self.origin.partial = True

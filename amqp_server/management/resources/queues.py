@@ -148,9 +148,9 @@ class QueueReads:
         host = queue.host if isinstance(queue.host, LocalHost) else host_of(self._broker, queue)
         order = host.order()
         if order is None:
-            return (ABSENT,) * 3
+            return (ABSENT,) * 5
         ranks = {str(rank): count for rank, count in order.by_rank.items()}
-        return ranks, len(ranks), order.returned
+        return ranks, len(ranks), order.returned, order.held, order.held_bytes
 
     def bodies(self, queue: Queue) -> Sequence[Any]:
         host = queue.host
@@ -236,6 +236,9 @@ COLUMNS = Table(
         Column("messages_by_priority", "object", QueueReads.order, types=frozenset({QUORUM})),
         Column("messages_active_priorities", "integer", QueueReads.order, types=frozenset({QUORUM})),
         Column("messages_ready_returned", "integer", QueueReads.order, types=frozenset({QUORUM})),
+        #: Dead letters that the queue holds until their targets have them.
+        Column("messages_dlx", "integer", QueueReads.order, types=frozenset({QUORUM})),
+        Column("message_bytes_dlx", "integer", QueueReads.order, types=frozenset({QUORUM})),
         Column("message_bytes", "integer", QueueReads.bodies),
         Column("message_bytes_ready", "integer", QueueReads.bodies, types=_NOT_STREAMS),
         Column("message_bytes_unacknowledged", "integer", QueueReads.bodies, types=_NOT_STREAMS),

@@ -140,6 +140,10 @@ class ConsumerGroupHost(QueueHost):
     def look(self) -> None:
         """Nothing to do when an operator looks at the group."""
 
+    def can_settle(self, key: Key, low: int, high: int) -> bool:
+        member = self.group.find(key)
+        return member is not None and member.holds(low, high)
+
     # -- commands --------------------------------------------------------------------------------------------
 
     def apply_pending(self) -> None:

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from quorum_queue.cluster.queues import contents
-from quorum_queue.dead_lettering import DEAD_LETTER_RETRY_MS
 from quorum_queue.empty import NO_DICT, NO_LIST
+from quorum_queue.held_letters import AT_ONCE, FOLLOWING, RETRY_MS, HeldLetters
 from quorum_queue.machine import versions
 from quorum_queue.machine.effects import Reason
 from quorum_queue.machine.letters import Letter
@@ -44,7 +44,7 @@ class Waiting(NamedTuple):
 
 def send_applied(host: GroupHost, applied: Applied) -> None:
     """Send the dead letters of this entry."""
-    held = _held(host)
+    held = host.replica.machine.dead_lettering
     leads, proposed = host.group.is_leader, host.group.proposed(applied.index)
     for run, reason in applied.dead_letters:
         if run.seqs.start in held:
@@ -55,21 +55,36 @@ def send_applied(host: GroupHost, applied: Applied) -> None:
 
 
 def send_held(host: GroupHost) -> None:
-    """As the leader, send the held dead letters that are not on their way yet."""
-    for run, reason in list(_held(host).values()):
-        _send_held(host, run, reason)
+    """As the leader, send held dead letters that are not on their way, those that waited longest first."""
+    letters, held = _letters(host), host.replica.machine.dead_lettering
+    if letters is not None:
+        letters.forget_lost(held)
+        if _send_more(host, letters, held):
+            send_waiting(host)
 
 
-def _held(host: GroupHost) -> dict[int, tuple[Run, Reason]]:
-    """Return the held dead letters by position; forget sent ones that are no longer held."""
+def _send_more(
+    host: GroupHost, letters: HeldLetters, held: dict[int, tuple[Run, Reason]], most: int = AT_ONCE
+) -> bool:
+    """Let more held letters wait to be sent; return whether no others waited already."""
+    waited = bool(host.dead_letters_waiting)
+    for seq in letters.next(held, most):
+        run, reason = held[seq]
+        _wait(host, Waiting(run.every(0, 1), reason, host.replica.find(run.seqs), held=True))
+    return not waited and bool(host.dead_letters_waiting)
+
+
+def _letters(host: GroupHost) -> HeldLetters | None:
     held = host.replica.machine.dead_lettering
-    if len(host.dead_letters_sent) > len(held):
-        host.dead_letters_sent = {seq: None for seq in host.dead_letters_sent if seq in held}
-    return held
+    if host.held_letters is None and held:
+        host.held_letters = HeldLetters(held)
+    return host.held_letters
 
 
 def _send_held(host: GroupHost, run: Run, reason: Reason) -> None:
-    if run.seqs.start not in host.dead_letters_sent:
+    letters = _letters(host)
+    if letters is not None and run.seqs.start not in letters:
+        letters.sent(run.seqs.start)
         _send(host, run.every(0, 1), reason, host.replica.find(run.seqs), held=True)
 
 
@@ -85,20 +100,20 @@ def _letter(host: GroupHost, seq: int) -> Letter | None:
 
 
 def _send(host: GroupHost, run: Run, reason: Reason, places: contents.Places, *, held: bool) -> None:
-    if held:
-        if host.dead_letters_sent is NO_DICT:
-            host.dead_letters_sent = {}
-        host.dead_letters_sent[run.seqs.start] = None
-    if host.dead_letters_waiting is NO_LIST:
-        host.dead_letters_waiting = []
-    host.dead_letters_waiting.append(Waiting(run, reason, places, held))
+    _wait(host, Waiting(run, reason, places, held))
     if len(host.dead_letters_waiting) == 1:
         send_waiting(host)
 
 
+def _wait(host: GroupHost, letter: Waiting) -> None:
+    if host.dead_letters_waiting is NO_LIST:
+        host.dead_letters_waiting = []
+    host.dead_letters_waiting.append(letter)
+
+
 def begin_to_lead(host: GroupHost) -> None:
     """Send all held letters: those that the last leader has sent may not have arrived."""
-    host.dead_letters_sent = NO_DICT
+    host.held_letters = None
     host.dead_letters_waiting = [each for each in host.dead_letters_waiting if not each.held] or NO_LIST
 
 
@@ -142,13 +157,18 @@ def hand_over(host: GroupHost, letter: Waiting) -> Iterator[bool] | None:
     seq = run.seqs.start
 
     def done(taken: bool) -> None:
-        if host.ended or not host.group.is_leader:
+        letters = host.held_letters
+        if host.ended or not host.group.is_leader or letters is None:
             return
-        if taken:
-            # The letter counts as sent until that is applied.
-            host.submit(("dead_lettered", seq, seq))
-        else:
-            host.dead_letters_sent.pop(seq, None)
-            host.wake_at(host.services.clock.monotonic_ms() + DEAD_LETTER_RETRY_MS)
+        if not taken:
+            letters.refused(seq)
+            host.wake_at(host.services.clock.monotonic_ms() + RETRY_MS)
+            return
+        held = host.replica.machine.dead_lettering
+        letters.taken(seq, held)
+        host.submit(("dead_lettered", seq, seq))
+        if _send_more(host, letters, held, FOLLOWING):
+            # Not here: the answer may have come at once.
+            host.services.turn.later(host.dead_letters_warming, host.dead_letters_warming.go_on)
 
     return target.dead_letter(host.queue, run, reason, done, _letter(host, seq))

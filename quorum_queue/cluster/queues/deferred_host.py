@@ -123,7 +123,7 @@ class DeferredHost(QueueHost):
         self._pending_barriers.append(done)
         self._turn.schedule(self)
 
-    def can_settle(self, key: Key, low: int) -> bool:
+    def can_settle(self, key: Key, low: int, high: int) -> bool:
         return key in self._sinks and low >= self._returned.get(key, 0)
 
     def _sent(self, number: int, *, applied: bool) -> None:

@@ -25,8 +25,9 @@ from quorum_queue.cluster.replica_group import Foresee, Group
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.cluster.snapshots import state_of
 from quorum_queue.cluster.snapshots.ranges import joined, parted
-from quorum_queue.empty import NO_DICT, NO_LIST
+from quorum_queue.empty import NO_LIST
 from quorum_queue.errors import Unreadable
+from quorum_queue.held_letters import HeldLetters
 from quorum_queue.host import DELETED, Key, Peeked
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import replicated, versions
@@ -71,11 +72,11 @@ class GroupHost(DeferredHost):
         "_wake_at",
         "_warming",
         "dead_letter_parts",
-        "dead_letters_sent",
         "dead_letters_waiting",
         "dead_letters_warming",
         "deliveries_waiting",
         "group",
+        "held_letters",
         "queue_id",
         "read",
         "replica",
@@ -135,7 +136,7 @@ class GroupHost(DeferredHost):
         #: 0.
         self._seal_known = 0
         #: Dead letters on their way to their targets, by position.
-        self.dead_letters_sent: dict[int, None] = NO_DICT
+        self.held_letters: HeldLetters | None = None
         #: The remaining steps of a letter with many targets, to be taken before the next letter.
         self.dead_letter_parts: Iterator[bool] | None = None
         #: Dead letters that wait for a body, and all later ones.

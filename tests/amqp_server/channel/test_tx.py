@@ -32,7 +32,7 @@ class Shifted(list[int]):
 class Source:
     """A queue that still has all deliveries, so they can be acked."""
 
-    def can_settle(self, key: Any, low: int) -> bool:
+    def can_settle(self, key: Any, low: int, high: int) -> bool:
         return True
 
 

@@ -117,3 +117,27 @@ def test_a_node_alone_takes_publishes_and_confirms_none(ring: Ring) -> None:
         declared(ring, "can-be")
         assert take(connection.channel(), "waits", COUNT) == [b"%d" % number for number in range(COUNT)]
         ring.start("n3")
+
+
+def test_queues_that_cannot_be_deleted_yet_go_on(ring: Ring) -> None:
+    """A sealed queue would serve nobody before there is a majority, and its clients would wait for that."""
+    with ring.connection("n1") as connection:
+        channel = connection.channel()
+        channel.confirm_delivery()
+        channel.queue_declare("auto-delete", auto_delete=True)
+        channel.queue_declare("leased", arguments={"x-expires": 6_000})
+        consumer = channel.basic_consume("auto-delete", lambda *_: None)
+        for name in ("n2", "n3"):
+            ring.nodes[name].kill()
+        wait_until("n1 knows", lambda: ring.ask("GET", "n1", "/health/ready")[0] == 503)
+        channel.basic_cancel(consumer)
+        connection.sleep(6.5)
+        for queue in ("auto-delete", "leased"):
+            channel.basic_publish("", queue, b"taken", mandatory=True)
+        assert take(channel, "auto-delete", 1) == [b"taken"]
+        # Nobody has used the other one since: it ends when there is a majority, and so does the first.
+        ring.start("n2")
+        for queue in ("auto-delete", "leased"):
+            path = f"/api/queues/%2F/{queue}"
+            wait_until(f"{queue} is gone", lambda path=path: ring.ask("GET", "n1", path)[0] == 404)
+        ring.start("n3")

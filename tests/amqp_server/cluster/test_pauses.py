@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pika
 import pytest
+from pamqp import base, commands
 from pika.adapters.blocking_connection import BlockingChannel
 
 from tests.amqp_server.cluster.ring import NAMES, PERSISTENT, Ring, publish, take
+from tests.reliability.client import ChannelClosed, Client
 
 KINDS = pytest.mark.parametrize("kind", ["classic", "quorum"])
 
@@ -132,3 +139,47 @@ def test_a_queue_without_a_majority_is_paused_when_it_has_one(ring: Ring) -> Non
         assert channel.basic_get("paused-alone")[0] is None
         resume(ring, other, "paused-alone")
         assert take(channel, "paused-alone", 1) == [b"m"]
+
+
+@contextmanager
+def standing_still(ring: Ring, name: str) -> Iterator[None]:
+    """A node that does nothing, until the others go on without it."""
+    os.kill(ring.nodes[name].pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(ring.nodes[name].pid, signal.SIGCONT)
+
+
+def test_a_node_that_stood_still_deletes_nothing_that_was_protected_meanwhile(ring: Ring) -> None:
+    names = {kind: f"protected-{kind}" for kind in ("classic", "quorum", "stream")}
+    for kind, queue in names.items():
+        declare(ring, "n1", queue, kind)
+    with ring.channel("n1") as channel:
+        channel.exchange_declare("protected", "x-super-stream", durable=True, arguments={"x-partitions": 1})
+    asked: list[base.Frame] = [commands.Queue.Delete(queue=queue) for queue in names.values()]
+    asked += [
+        commands.Queue.Delete(queue=names["quorum"], if_empty=True),
+        commands.Exchange.Delete(exchange="protected"),
+    ]
+    clients = [Client(ring.nodes["n3"].port) for _ in asked]
+    protected = [*names.values(), "protected-0"]
+    path = "/api/queues/%2F/{}/deletion/protection"
+    with standing_still(ring, "n3"):
+        for queue in protected:
+            assert ring.ask("POST", "n1", path.format(queue))[0] == 204
+        for client, method in zip(clients, asked, strict=True):
+            client.method(method)
+    try:
+        for client in clients:
+            with pytest.raises(ChannelClosed, match="Cannot delete protected"):
+                client.expect(commands.Queue.DeleteOk)
+    finally:
+        for client in clients:
+            client.close()
+        for queue in protected:
+            ring.ask("DELETE", "n1", path.format(queue))
+        with ring.channel("n1") as channel:
+            channel.exchange_delete("protected")
+            for queue in names.values():
+                channel.queue_delete(queue)

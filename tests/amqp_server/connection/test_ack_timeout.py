@@ -220,6 +220,25 @@ def test_only_the_consumer_that_is_late_is_cancelled() -> None:
     assert watched.ready == 2
 
 
+def test_a_consumer_that_its_client_has_cancelled_gives_back_in_time() -> None:
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer(arguments={"x-consumer-timeout": TIMEOUT_MS})
+    peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    watched.publish(peer, 2)
+    peer.call(1, commands.Basic.Cancel("c"))
+    peer.answers()
+    watched.passes(TIMEOUT_MS - LOOK_MS)
+    assert watched.ready == 0
+    watched.passes(3 * LOOK_MS)
+    assert watched.ready == 2
+    # The client knows that the consumer is gone. The next consumer has the same time.
+    assert peer.answers() == []
+    watched.passes(2 * TIMEOUT_MS)
+    peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    watched.passes(TIMEOUT_MS + 2 * LOOK_MS)
+    assert watched.ready == 2
+
+
 def test_a_client_that_cannot_hear_of_it_loses_its_channel() -> None:
     watched = Watched(consumer_timeout_ms=0)
     peer = watched.peer()
@@ -262,3 +281,37 @@ def test_many_connections_take_several_turns(monkeypatch: pytest.MonkeyPatch) ->
     # Nothing is kept for channels that are gone.
     watched.passes(8 * LOOK_MS)
     assert not watched.watch._noted and not watched.watch._before
+
+
+@pytest.mark.parametrize("arguments", [{}, QUORUM, QUORUM | {"x-single-active-consumer": True}])
+def test_a_transaction_that_acks_what_has_gone_back_does_nothing(arguments: dict[str, Any]) -> None:
+    """Another consumer gets the message, and would publish its result again."""
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer(durable=True, arguments=arguments | {"x-consumer-timeout": TIMEOUT_MS})
+    peer.call(1, commands.Queue.Declare(queue="results"))
+    peer.call(1, commands.Basic.Consume(queue="q"))
+    watched.publish(peer, 2)
+    peer.call(1, commands.Tx.Select())
+    peer.send(b"".join(message("", "results", b"of the first").frames(1)))
+    peer.call(1, commands.Basic.Ack(1))
+    watched.passes(2 * TIMEOUT_MS)
+    peer.answers()
+    assert watched.ready == 2
+    (said,) = [each for _, each in peer.call(1, commands.Tx.Commit())]
+    assert isinstance(said, commands.Channel.Close) and said.reply_code == 406
+    assert "nothing was done, because messages of queue 'q' that it acks have gone back" in said.reply_text
+    assert watched.node.broker.vhost("/").queues["results"].host.ready_count == 0
+    assert watched.ready == 2
+
+
+def test_a_transaction_acks_deliveries_of_a_consumer_that_was_cancelled() -> None:
+    watched = Watched(consumer_timeout_ms=0)
+    peer = watched.peer(arguments={"x-consumer-timeout": TIMEOUT_MS})
+    peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    watched.publish(peer, 2)
+    peer.call(1, commands.Tx.Select())
+    peer.call(1, commands.Basic.Cancel("c"))
+    peer.call(1, commands.Basic.Ack(2, multiple=True))
+    peer.answers()
+    assert [type(each) for _, each in peer.call(1, commands.Tx.Commit())] == [commands.Tx.CommitOk]
+    assert watched.machine.unacked_count == watched.ready == 0

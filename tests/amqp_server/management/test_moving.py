@@ -155,6 +155,36 @@ async def test_dead_letters_go_back_to_where_they_died(connect: Connect, node: M
     assert (await client.post("queues/%2F/dead/redrive", json={})).json() == {"moved": 0, "kept": 2}
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("name", [{"x-deduplication-id": "a"}, {"x-producer": "p", "x-sequence": 7}])
+async def test_what_comes_back_is_no_duplicate(
+    connect: Connect, node: ManagedNode, kind: str, name: dict[str, Any]
+) -> None:
+    """A queue that drops duplicates remembers a message that was moved away from it, or has died there."""
+    client = connect("admin")
+    arguments = {
+        "x-queue-type": kind,
+        "x-deduplication": True,
+        "x-dead-letter-exchange": "",
+        "x-dead-letter-routing-key": "held",
+    }
+    await client.put("queues/%2F/own", json={"durable": True, "arguments": arguments})
+    await client.put("queues/%2F/held", json={"durable": True})
+    await fill(client, "own", "a", headers=name, delivery_mode=2)
+    for conditions in ({}, {"contains": "a"}):
+        for source, destination in (("own", "held"), ("held", "own")):
+            path = f"queues/%2F/{source}/move"
+            told = (await client.post(path, json={"destination": destination} | conditions)).json()
+            assert (told["moved"], told["refused"]) == (1, 0)
+            assert (node.ready(source), node.ready(destination)) == (0, 1)
+    await client.post("queues/%2F/own/get", json=ASK | {"ackmode": "reject_requeue_false"})
+    assert (await client.post("queues/%2F/held/redrive", json={})).json() == {"moved": 1, "kept": 0}
+    assert (node.ready("own"), node.ready("held")) == (1, 0)
+    # A publish of it is one.
+    await fill(client, "own", "a", headers=name, delivery_mode=2)
+    assert node.ready("own") == 1
+
+
 async def test_a_queue_that_refuses_its_dead_letters(connect: Connect, node: ManagedNode) -> None:
     client = connect("admin")
     await client.put("queues/%2F/dead", json={})

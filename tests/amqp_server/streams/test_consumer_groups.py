@@ -752,6 +752,21 @@ def test_a_transaction_of_acks(node: StreamNode, peer: Peer) -> None:
     assert committed(node) == [3]
 
 
+def test_a_transaction_of_acks_that_come_too_late_does_nothing(node: StreamNode, peer: Peer) -> None:
+    filled(node, peer, 10, x_consumer_timeout=60_000)
+    one = opened(node)
+    consume(node, one, 4)
+    worked(node, one)
+    tell(one, commands.Tx.Select(), commands.Basic.Ack(1))
+    node.pass_time(61_000)
+    node.work()
+    one.answers()
+    ((_, answer),) = one.call(1, commands.Tx.Commit())
+    assert isinstance(answer, commands.Channel.Close) and answer.reply_code == 406
+    assert "nothing was done, because messages of queue 'g' that it acks have gone back" in answer.reply_text
+    assert committed(node) == [0]
+
+
 def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:
     filled(node, peer, 5)
     consume(node, peer)

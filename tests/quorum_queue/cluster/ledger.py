@@ -217,8 +217,13 @@ class Ledger:
         """The number of ready messages by the books."""
         return len(self.live) - sum(map(len, self.held.values())) - len(self.dead_lettering)
 
+    @property
+    def letters_count(self) -> int:
+        """The number of dead letters that the queue holds, and that make it not empty."""
+        return len(self.dead_lettering) if self.machine.version >= versions.HELD_COUNT else 0
+
     def _look_for_idle(self, expired: int = 0) -> None:
-        if self.ready <= expired:
+        if self.ready <= expired and not self.letters_count:
             self.empty_at = self.index
         if not self.machine.consumers.count:
             self.unused_at = self.index
@@ -230,6 +235,8 @@ class Ledger:
         self.note("seals")
         if condition & EMPTY and self.ready > expired:
             raise self.fail(f"it is sealed as if it was empty, and has {self.ready - expired} messages")
+        if condition & EMPTY and self.letters_count:
+            raise self.fail(f"it is sealed as if it was empty, and has {self.letters_count} dead letters")
         if condition & UNUSED and self.unused_at < self.index:
             raise self.fail("it is sealed as if it was unused, and has consumers")
 

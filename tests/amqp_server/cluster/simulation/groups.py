@@ -243,7 +243,7 @@ class GroupSimulation(StreamSimulation):
         wanted = [each for each in worker.held if each <= up_to]
         for delivery in wanted:
             del worker.held[delivery]
-        wanted = [each for each in wanted if queue.host.can_settle(worker.key, each)]
+        wanted = [each for each in wanted if queue.host.can_settle(worker.key, each, each)]
         if not alone and self.random.random() < 0.4 and worker.node.broker.transactions.available:
             self._settle_in_transaction(worker, queue, [(verb, worker.key, each, each) for each in wanted])
             return
