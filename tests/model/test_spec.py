@@ -799,3 +799,64 @@ def test_what_another_client_publishes_next_may_come_before_a_transaction(three:
     three.channel = three.open(1)
     three.publish("s")
     log.verify([(0, 2), (1, 1)])
+
+
+def test_what_expires_while_a_publish_is_on_its_way_may_make_room_for_it(talk: Talk) -> None:
+    queue = talk.declare("q", max_length=1, overflow="reject-publish")
+    talk.done(talk.model.select(talk.channel, "confirm"))
+    talk.publish("q", expiration_ms=150)
+    talk.publish("q")
+    talk.step(0.1)
+    talk.publish("q")
+    outcomes = [each.outcomes for each in talk.channel.unconfirmed.values()]
+    assert outcomes == [{"ack"}, {"nack"}, {"ack", "nack"}]
+    assert len(queue.line()) == 2
+
+
+def test_a_queue_of_the_last_release_may_go_with_what_expired_in_it_behind_others() -> None:
+    talk = Talk(as_old(Broker()))
+    dead = talk.declare("dead")
+    queue = talk.declare("q", expires=700, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.publish("q", expiration_ms=600_000)
+    talk.publish("q", expiration_ms=150)
+    talk.step()
+    talk.model.vouched()
+    talk.model.crashed([talk.session], orderly=True)
+    talk.model.upgraded(Broker())
+    talk.step(2.0)
+    assert [copy.presence for copy in dead.line()] == [Presence.COMING]
+    talk.model.remove_queue(queue)
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_a_dead_letter_that_was_acked_before_a_kill_need_not_come_again(talk: Talk) -> None:
+    talk.step()
+    talk.done(talk.model.declare_exchange(talk.channel, "dlx", "fanout"))
+    one, two = talk.declare("one"), talk.declare("two")
+    for name in ("one", "two"):
+        talk.done(talk.model.bind(talk.channel, Binding("dlx", "queue", name, "", ())))
+    talk.declare("q", dead_letter_exchange="dlx")
+    talk.publish("q")
+    talk.consume("q")
+    talk.deliver(1)
+    talk.settle("discard", 1)
+    [first], [second] = one.copies, two.copies
+    first.leave(talk.model.step)
+    talk.step()
+    talk.model.crashed([talk.session], orderly=False)
+    assert first.presence is Presence.MAYBE
+    talk.model.settled_source(second)
+    assert first.presence is Presence.MAYBE
+
+
+def test_what_was_on_its_way_to_a_client_that_is_lost_counts_as_returned(three: Talk) -> None:
+    dead = three.declare("dead")
+    three.declare("q", "quorum", delivery_limit=1, dead_letter_exchange="", dead_letter_routing_key="dead")
+    three.publish("q")
+    three.consume("q")
+    three.deliver(1)
+    three.settle("requeue", 1)
+    assert not dead.line()
+    three.step()
+    three.model.lose_session(three.session, certain=False)
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]

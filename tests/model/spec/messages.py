@@ -125,6 +125,8 @@ class Copy:
     #: True if it is on the disk that it is there, and that it is gone.
     stored: bool = False
     safe: bool = False
+    #: True if it had left before a kill, which the disk may not know.
+    left_before: bool = False
     #: A dead letter's copy in the queue that it left, while one of the two may still be the real one.
     source: Copy | None = None
     letters: list[Copy] = field(default_factory=list)

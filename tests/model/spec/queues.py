@@ -25,6 +25,8 @@ LATE_S = 1.5
 EARLY_S = 0.002
 #: A wait that ends so soon may be over when the broker reads the request.
 SOON_S = 0.25
+#: So long a publish may be on its way: what expires meanwhile may make room for it.
+REQUEST_S = 0.1
 #: With more copies than these, those that are gone are put aside.
 TIDY = 100
 
@@ -181,6 +183,10 @@ class Queue:
             and not self._on_its_way_back(copy)
         )
 
+    def surely_in_the_way(self, copy: Copy) -> bool:
+        """True if the copy is still there when the broker reads what is sent now."""
+        return self.certainly_ready(copy) and not copy.may_have_expired(self.vhost.now + REQUEST_S)
+
     def _on_its_way_back(self, copy: Copy) -> bool:
         """True if a client of another node may have returned it just now: nothing answers that."""
         several = self.vhost.broker.nodes > 1
@@ -312,7 +318,7 @@ class Queue:
 
     def _ready_range(self) -> tuple[tuple[int, int], tuple[int, int]]:
         line, waiting = self.line(), self.waiting()
-        sure = [copy for copy in line if self.certainly_ready(copy)] if not self.racing else []
+        sure = [copy for copy in line if self.surely_in_the_way(copy)] if not self.racing else []
         sure += self.surely_waiting()
         line += waiting
         return (len(sure), sum(c.message.size for c in sure)), (len(line), sum(c.message.size for c in line))
@@ -342,7 +348,7 @@ class Queue:
             ] + waiting
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
                 continue
-            sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
+            sure = [each for each in behind if copy.precedes(each) and self.surely_in_the_way(each)]
             sure += self.surely_waiting()
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             # What may still wait is not dropped, and stays in the way of others.
@@ -707,7 +713,7 @@ class Queue:
             self._wait_for_retry(copy, failed=True, lost=True, certain=False)
         elif copy.gone:
             # Its ack, or the record of its end, may not have reached the disk.
-            copy.gone, copy.presence = False, Presence.MAYBE
+            copy.gone, copy.presence, copy.left_before = False, Presence.MAYBE, True
             copy.flag = Flag.EITHER
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
 

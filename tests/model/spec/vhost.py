@@ -45,11 +45,20 @@ class Vhost(Publishes):
                 if not certain and self.broker.nodes > 1:
                     consumer.queue.shaken = True
             returned += [held.copy for held in channel.unacked.values() if held.copy is not None]
+        unseen = [] if certain or self.broker.nodes == 1 else self._consumed(session)
         self.close_session(session)
+        for queue in unseen:
+            # A delivery that was on its way comes back, too.
+            self.leave_together(queue)
         for copy in returned:
             if not certain and not copy.gone:
                 copy.presence = min(copy.presence, Presence.COMING)
                 copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+
+    @staticmethod
+    def _consumed(session: Session) -> list[Queue]:
+        consumers = [c for channel in session.channels.values() for c in channel.consumers.values()]
+        return list(dict.fromkeys(consumer.queue for consumer in consumers))
 
     def upgraded(self, present: Broker) -> None:
         """All nodes have the present version now."""
