@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -860,3 +861,9 @@ def test_what_was_on_its_way_to_a_client_that_is_lost_counts_as_returned(three: 
     three.step()
     three.model.lose_session(three.session, certain=False)
     assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_messages_fill_segments_of_streams_that_compress_them() -> None:
+    """Else no program has the three passes of compaction after which a deleted key may come back."""
+    bodies = b"".join(Message(number, 100, "", "s").body for number in range(12))
+    assert len(zlib.compress(bodies)) >= len(bodies) == 1200
