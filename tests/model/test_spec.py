@@ -701,7 +701,7 @@ def test_gets_with_and_without_acks_are_two_consumers_of_a_group(talk: Talk) -> 
 def test_the_fixed_programs_have_queues_that_fail_of_every_kind() -> None:
     """As .ci/run draws them."""
     alone = [*islice(pairs.rows(1, 1), 40), *islice(pairs.rows(1, 3, {"fault": "entry"}), 3)]
-    three = [*islice(pairs.rows(3, 1), 12), *islice(pairs.rows(3, 5, {"fault": "entry|move|damage"}), 6)]
+    three = [*islice(pairs.rows(3, 1), 12), *islice(pairs.rows(3, 9, {"fault": "entry|move|damage"}), 6)]
     for rows in (alone, three):
         assert {row["kind"] for row in rows if row["fault"] == "entry"} >= {"classic", "quorum", "stream"}
     assert {row["fault"] for row in three} >= {"move", "damage"}
@@ -867,3 +867,63 @@ def test_messages_fill_segments_of_streams_that_compress_them() -> None:
     """Else no program has the three passes of compaction after which a deleted key may come back."""
     bodies = b"".join(Message(number, 100, "", "s").body for number in range(12))
     assert len(zlib.compress(bodies)) >= len(bodies) == 1200
+
+
+def as_producer(talk: Talk, channel: Channel, epoch: int) -> set[int]:
+    """Publish in a transaction; return the codes with which the channel has to be closed."""
+    talk.step()
+    talk.number += 1
+    headers = {"x-producer": "billing", "x-producer-epoch": epoch}
+    talk.model.publish(channel, Message(talk.number, 10, "", "q", headers=headers))
+    return channel.closing
+
+
+def test_a_later_start_of_a_producer_shuts_out_the_earlier_one(talk: Talk) -> None:
+    queue = talk.declare("q")
+    one, two, three = talk.channel, talk.open(2), talk.open(3)
+    for channel in (one, two, three):
+        talk.done(talk.model.select(channel, "tx"))
+    assert as_producer(talk, one, 1) == set()
+    assert talk.model.rollback(one).codes == {0}
+    assert as_producer(talk, one, 1) == set()
+    assert as_producer(talk, two, 2) == set()
+    assert talk.model.commit(one).codes == {PRECONDITION_FAILED}
+    assert as_producer(talk, three, 1) == {PRECONDITION_FAILED}
+    assert talk.model.commit(two).codes == {0}
+    assert [copy.message.number for copy in queue.line()] == [3]
+
+
+@pytest.mark.parametrize(("committed", "codes"), [(True, {406}), (False, {0, 406})])
+def test_a_kill_may_forget_a_producer_that_has_committed_nothing(
+    talk: Talk, committed: bool, codes: set[int]
+) -> None:
+    talk.declare("q")
+    talk.done(talk.model.select(talk.channel, "tx"))
+    assert as_producer(talk, talk.channel, 2) == set()
+    if committed:
+        talk.done(talk.model.commit(talk.channel))
+    talk.model.crashed([talk.session], orderly=False)
+    again = talk.open(2)
+    talk.done(talk.model.select(again, "tx"))
+    as_producer(talk, again, 1)
+    assert talk.model.commit(again).codes == codes
+
+
+def test_a_consumer_that_holds_a_message_for_too_long_is_cancelled(talk: Talk) -> None:
+    queue = talk.declare("q", single_active_consumer=True)
+    talk.publish("q")
+    talk.step()
+    arguments = {"x-consumer-timeout": 500}
+    talk.done(talk.model.consume(talk.channel, "q", "slow", arguments=arguments))
+    talk.done(talk.model.consume(talk.channel, "q", "next"))
+    talk.deliver(1, tag="slow")
+    talk.step(0.4)
+    with pytest.raises(Broken, match="slow was cancelled before its timeout of 500 ms"):
+        talk.model.on_cancel(talk.channel, "slow")
+    talk.step(0.2)
+    talk.model.on_cancel(talk.channel, "slow")
+    assert [consumer.tag for consumer in queue.consumers] == ["next"]
+    talk.deliver(1, redelivered=True, tag="next")
+    # A late ack does no harm.
+    talk.settle("ack", 1)
+    assert [copy.held for copy in queue.copies] == [True]

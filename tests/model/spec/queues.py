@@ -40,6 +40,8 @@ class Consumer:
     prefetch: int
     priority: int = 0
     exclusive: bool = False
+    #: How long it may hold a message.
+    timeout_ms: int | None = None
 
     @property
     def held(self) -> int:

@@ -147,6 +147,7 @@ class Vhost(Publishes):
 
     def vouched(self) -> None:
         """All that has happened so far is on the disk."""
+        self.epochs.vouched()
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
@@ -173,6 +174,7 @@ class Vhost(Publishes):
     def crashed(self, sessions: list[Session], *, orderly: bool) -> None:
         """The only node was killed or stopped, and is up again."""
         self.struck = self.step
+        self.epochs.crash()
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
