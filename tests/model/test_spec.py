@@ -181,6 +181,24 @@ def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
     assert not first.precedes(second)
 
 
+def test_of_what_comes_together_one_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    queue = talk.declare(
+        "q",
+        max_priority=5,
+        max_length_bytes=100,
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+    )
+    talk.step()
+    for number, size, priority in ((1, 20, 1), (2, 120, 0), (3, 20, 0), (4, 60, 5)):
+        talk.model.publish(talk.channel, Message(number, size, "", "q", priority))
+    # One by one 1 and 2 are dropped, and together 4, 1 and 2.
+    letters = {copy.message.number: copy.presence for copy in dead.line()}
+    assert letters == {1: Presence.SURE, 2: Presence.SURE, 4: Presence.MAYBE}
+    assert [copy.message.number for copy in queue.line()] == [4, 3]
+
+
 def test_of_several_whose_waits_end_any_may_be_dropped(talk: Talk) -> None:
     queue = talk.declare("q", delayed=True, max_length=1)
     for delay in (200, 400):

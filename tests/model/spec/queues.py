@@ -337,6 +337,7 @@ class Queue:
             return
         if self.settings.overflow != "drop-head":
             return
+        self._trim_together()
         line, waiting = self.line(), self.waiting()
         racing = self.racing
         counted = line + waiting
@@ -358,6 +359,20 @@ class Queue:
             self.vhost.dead_letter(
                 self, copy, "maxlen", certain=certain and self.reachable and not racing and over
             )
+
+    def _trim_together(self) -> None:
+        """What comes in one batch may be counted one by one, or together: then the first to go is the one of
+        the highest priority, and not the one that came first.
+        """
+        step = self.vhost.step
+        dropped = [copy for copy in self.copies if copy.gone and copy.doomed and copy.gone_at == step]
+        counted = self.line() + self.waiting() + dropped
+        if not dropped or len({copy.priority for copy in counted}) == 1:
+            return
+        for copy in self.line():
+            behind = [each for each in counted if each is not copy and not each.precedes(copy)]
+            if self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
+                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
 
     def _trim_in_any_order(self) -> None:
         """Several waits have ended, and nobody knows in which order: of too many messages, each may have been
