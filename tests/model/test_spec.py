@@ -945,3 +945,23 @@ def test_a_consumer_that_holds_a_message_for_too_long_is_cancelled(talk: Talk) -
     # A late ack does no harm.
     talk.settle("ack", 1)
     assert [copy.held for copy in queue.copies] == [True]
+
+
+def test_what_a_transaction_acks_stays_if_a_cluster_refuses_it(three: Talk) -> None:
+    full = three.declare("full", max_length=1, overflow="reject-publish")
+    queue = three.declare("q")
+    three.publish("full")
+    three.publish("q")
+    three.consume("q")
+    three.deliver(2)
+    three.done(three.model.select(three.channel, "tx"))
+    three.settle("ack", 1)
+    three.model.publish(three.channel, Message(3, 10, "", "full"))
+    # Whether the first message is there by now is not known.
+    full.copies[0].presence = Presence.COMING
+    promise = three.model.commit(three.channel)
+    assert promise.codes == {0, PRECONDITION_FAILED}
+    [copy] = queue.copies
+    assert copy.held
+    three.model.close_channel(three.channel)
+    assert copy.ready

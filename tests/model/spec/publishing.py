@@ -358,15 +358,17 @@ class Publishes(Consuming):
             if mandatory and not any(name in self.queues for name in targets):
                 channel.returns.append(publishing)
         channel.tx_publishes, self.lasts_s = [], 0.0
+        whole = self.broker.nodes > 1 or perhaps
+        doubted = whole and PRECONDITION_FAILED in codes
         if OK not in codes and self.broker.nodes > 1:
             channel.unacked |= {tag: held for _, tag, held in channel.tx_settles}
             channel.tx_settles = []
-        elif not perhaps:
+        elif not doubted:
             self._end_settles(channel)
 
         def committed(_: Any) -> None:
             self.epochs.committed(channel)
-            if perhaps:
+            if doubted:
                 self._end_settles(channel)
             for publishing in publishings:
                 self.arrive(publishing)
@@ -377,8 +379,7 @@ class Publishes(Consuming):
                         if copy.message is publishing.message:
                             copy.arrived = None
 
-        whole = self.broker.nodes > 1 or perhaps
-        if PRECONDITION_FAILED in codes and whole:
+        if doubted:
             # A cluster refuses the whole transaction, if it refuses a part.
             for publishing in publishings:
                 identity = publishing.message.headers.get("x-deduplication-id", "")
