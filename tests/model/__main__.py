@@ -30,6 +30,8 @@ FOREIGN = {
     "deduplication": "no",
     "groups": "no",
     "level": "none",
+    "producer": "none",
+    "timeout": "none",
     "delay": "none",
     "pause": "none",
     "compaction": "no",

@@ -114,11 +114,11 @@ class Client:
             self._closes_first(before)
 
     def _closes_first(self, before: int) -> None:
-        """What a channel held that the broker closes may come to another channel before the close: as if it
-        came after it.
+        """What a channel held that the broker closes, or a consumer that it cancels, may come to another
+        channel before that: as if it came after it.
         """
         for at in range(before, len(self.events)):
-            if isinstance(self.events[at].method, commands.Channel.Close):
+            if isinstance(self.events[at].method, commands.Channel.Close | commands.Basic.Cancel):
                 events, closed = list(self.events), self.events[at].channel
                 until = sorted(events[: at + 1], key=lambda arrived: arrived.channel != closed)
                 self.events = deque(until + events[at + 1 :])

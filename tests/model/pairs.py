@@ -22,6 +22,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "dead-letter": ("none", "exchange", "key", "at-least-once", "retry"),
     "priority": ("none", "5"),
     "single-active": ("no", "yes"),
+    "timeout": ("none", "consumer"),
     "groups": ("no", "yes"),
     "delay": ("none", "message", "retry", "failed"),
     "pause": ("none", "deliveries", "publishes"),
@@ -37,6 +38,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     ),
     "publish": ("plain", "confirm", "tx", "large tx"),
     "level": ("none", "leader", "all"),
+    "producer": ("none", "epochs"),
     "mandatory": ("no", "yes"),
     "consume": (
         "get",
@@ -88,6 +90,7 @@ FITS: Mapping[tuple[str, str], frozenset[str]] = {
     ("dead-letter", "at-least-once"): frozenset({"quorum"}),
     ("priority", "5"): _CLASSIC,
     ("single-active", "yes"): _QUEUES,
+    ("timeout", "consumer"): _QUEUES,
     ("groups", "yes"): _QUEUES,
     **{("delay", each): _QUEUES for each in ("message", "retry", "failed")},
     **{("pause", each): _QUEUES for each in ("deliveries", "publishes")},
@@ -147,6 +150,8 @@ NEVER = frozenset(
                 ("dead-letter", "retry"),
                 *(("delay", each) for each in ("message", "retry", "failed")),
                 *(("publish", each) for each in ("tx", "large tx")),
+                ("producer", "epochs"),
+                ("timeout", "consumer"),
                 # Of a message with CC, it tries the alternate exchange for each key.
                 *(("exchange", each) for each in ("alternate", "super", *sorted(CHOOSING))),
                 *(("limit", each) for each in ("queues", "connections", "channels")),

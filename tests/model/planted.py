@@ -471,6 +471,22 @@ def _rollback() -> None:
     _replace(Transaction, "rollback", make)
 
 
+@bug("earlier-producer-commits")
+def _producer() -> None:
+    """Nobody looks whether a later start of a producer has shut out the one that publishes or commits."""
+    from amqp_server.channel.transactions.tx import Transaction
+
+    _replace(Transaction, "check_producer", lambda check: lambda self: None)
+
+
+@bug("epochs-forgotten-at-restart")
+def _epochs() -> None:
+    """A node that starts again does not know which producers it has shut out."""
+    from amqp_server.broker.transactions import LocalTransactions
+
+    _replace(LocalTransactions, "recover", lambda recover: lambda self: None)
+
+
 @bug("queues-max-passed")
 def _queues_max() -> None:
     """Only single queues are counted, not the partitions of a super stream."""

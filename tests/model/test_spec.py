@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import zlib
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -178,6 +179,24 @@ def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
     first, second = dead.line()
     assert [each.message.number for each in (first, second)] == [2, 3]
     assert not first.precedes(second)
+
+
+def test_of_what_comes_together_one_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    queue = talk.declare(
+        "q",
+        max_priority=5,
+        max_length_bytes=100,
+        dead_letter_exchange="",
+        dead_letter_routing_key="dead",
+    )
+    talk.step()
+    for number, size, priority in ((1, 20, 1), (2, 120, 0), (3, 20, 0), (4, 60, 5)):
+        talk.model.publish(talk.channel, Message(number, size, "", "q", priority))
+    # One by one 1 and 2 are dropped, and together 4, 1 and 2.
+    letters = {copy.message.number: copy.presence for copy in dead.line()}
+    assert letters == {1: Presence.SURE, 2: Presence.SURE, 4: Presence.MAYBE}
+    assert [copy.message.number for copy in queue.line()] == [4, 3]
 
 
 def test_of_several_whose_waits_end_any_may_be_dropped(talk: Talk) -> None:
@@ -700,7 +719,7 @@ def test_gets_with_and_without_acks_are_two_consumers_of_a_group(talk: Talk) -> 
 def test_the_fixed_programs_have_queues_that_fail_of_every_kind() -> None:
     """As .ci/run draws them."""
     alone = [*islice(pairs.rows(1, 1), 40), *islice(pairs.rows(1, 3, {"fault": "entry"}), 3)]
-    three = [*islice(pairs.rows(3, 1), 12), *islice(pairs.rows(3, 5, {"fault": "entry|move|damage"}), 6)]
+    three = [*islice(pairs.rows(3, 1), 12), *islice(pairs.rows(3, 9, {"fault": "entry|move|damage"}), 6)]
     for rows in (alone, three):
         assert {row["kind"] for row in rows if row["fault"] == "entry"} >= {"classic", "quorum", "stream"}
     assert {row["fault"] for row in three} >= {"move", "damage"}
@@ -799,3 +818,150 @@ def test_what_another_client_publishes_next_may_come_before_a_transaction(three:
     three.channel = three.open(1)
     three.publish("s")
     log.verify([(0, 2), (1, 1)])
+
+
+def test_what_expires_while_a_publish_is_on_its_way_may_make_room_for_it(talk: Talk) -> None:
+    queue = talk.declare("q", max_length=1, overflow="reject-publish")
+    talk.done(talk.model.select(talk.channel, "confirm"))
+    talk.publish("q", expiration_ms=150)
+    talk.publish("q")
+    talk.step(0.1)
+    talk.publish("q")
+    outcomes = [each.outcomes for each in talk.channel.unconfirmed.values()]
+    assert outcomes == [{"ack"}, {"nack"}, {"ack", "nack"}]
+    assert len(queue.line()) == 2
+
+
+def test_a_queue_of_the_last_release_may_go_with_what_expired_in_it_behind_others() -> None:
+    talk = Talk(as_old(Broker()))
+    dead = talk.declare("dead")
+    queue = talk.declare("q", expires=700, dead_letter_exchange="", dead_letter_routing_key="dead")
+    talk.publish("q", expiration_ms=600_000)
+    talk.publish("q", expiration_ms=150)
+    talk.step()
+    talk.model.vouched()
+    talk.model.crashed([talk.session], orderly=True)
+    talk.model.upgraded(Broker())
+    talk.step(2.0)
+    assert [copy.presence for copy in dead.line()] == [Presence.COMING]
+    talk.model.remove_queue(queue)
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_a_dead_letter_that_was_acked_before_a_kill_need_not_come_again(talk: Talk) -> None:
+    talk.step()
+    talk.done(talk.model.declare_exchange(talk.channel, "dlx", "fanout"))
+    one, two = talk.declare("one"), talk.declare("two")
+    for name in ("one", "two"):
+        talk.done(talk.model.bind(talk.channel, Binding("dlx", "queue", name, "", ())))
+    talk.declare("q", dead_letter_exchange="dlx")
+    talk.publish("q")
+    talk.consume("q")
+    talk.deliver(1)
+    talk.settle("discard", 1)
+    [first], [second] = one.copies, two.copies
+    first.leave(talk.model.step)
+    talk.step()
+    talk.model.crashed([talk.session], orderly=False)
+    assert first.presence is Presence.MAYBE
+    talk.model.settled_source(second)
+    assert first.presence is Presence.MAYBE
+
+
+def test_what_was_on_its_way_to_a_client_that_is_lost_counts_as_returned(three: Talk) -> None:
+    dead = three.declare("dead")
+    three.declare("q", "quorum", delivery_limit=1, dead_letter_exchange="", dead_letter_routing_key="dead")
+    three.publish("q")
+    three.consume("q")
+    three.deliver(1)
+    three.settle("requeue", 1)
+    assert not dead.line()
+    three.step()
+    three.model.lose_session(three.session, certain=False)
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_messages_fill_segments_of_streams_that_compress_them() -> None:
+    """Else no program has the three passes of compaction after which a deleted key may come back."""
+    bodies = b"".join(Message(number, 100, "", "s").body for number in range(12))
+    assert len(zlib.compress(bodies)) >= len(bodies) == 1200
+
+
+def as_producer(talk: Talk, channel: Channel, epoch: int) -> set[int]:
+    """Publish in a transaction; return the codes with which the channel has to be closed."""
+    talk.step()
+    talk.number += 1
+    headers = {"x-producer": "billing", "x-producer-epoch": epoch}
+    talk.model.publish(channel, Message(talk.number, 10, "", "q", headers=headers))
+    return channel.closing
+
+
+def test_a_later_start_of_a_producer_shuts_out_the_earlier_one(talk: Talk) -> None:
+    queue = talk.declare("q")
+    one, two, three = talk.channel, talk.open(2), talk.open(3)
+    for channel in (one, two, three):
+        talk.done(talk.model.select(channel, "tx"))
+    assert as_producer(talk, one, 1) == set()
+    assert talk.model.rollback(one).codes == {0}
+    assert as_producer(talk, one, 1) == set()
+    assert as_producer(talk, two, 2) == set()
+    assert talk.model.commit(one).codes == {PRECONDITION_FAILED}
+    assert as_producer(talk, three, 1) == {PRECONDITION_FAILED}
+    assert talk.model.commit(two).codes == {0}
+    assert [copy.message.number for copy in queue.line()] == [3]
+
+
+@pytest.mark.parametrize(("committed", "codes"), [(True, {406}), (False, {0, 406})])
+def test_a_kill_may_forget_a_producer_that_has_committed_nothing(
+    talk: Talk, committed: bool, codes: set[int]
+) -> None:
+    talk.declare("q")
+    talk.done(talk.model.select(talk.channel, "tx"))
+    assert as_producer(talk, talk.channel, 2) == set()
+    if committed:
+        talk.done(talk.model.commit(talk.channel))
+    talk.model.crashed([talk.session], orderly=False)
+    again = talk.open(2)
+    talk.done(talk.model.select(again, "tx"))
+    as_producer(talk, again, 1)
+    assert talk.model.commit(again).codes == codes
+
+
+def test_a_consumer_that_holds_a_message_for_too_long_is_cancelled(talk: Talk) -> None:
+    queue = talk.declare("q", single_active_consumer=True)
+    talk.publish("q")
+    talk.step()
+    arguments = {"x-consumer-timeout": 500}
+    talk.done(talk.model.consume(talk.channel, "q", "slow", arguments=arguments))
+    talk.done(talk.model.consume(talk.channel, "q", "next"))
+    talk.deliver(1, tag="slow")
+    talk.step(0.4)
+    with pytest.raises(Broken, match="slow was cancelled before its timeout of 500 ms"):
+        talk.model.on_cancel(talk.channel, "slow")
+    talk.step(0.2)
+    talk.model.on_cancel(talk.channel, "slow")
+    assert [consumer.tag for consumer in queue.consumers] == ["next"]
+    talk.deliver(1, redelivered=True, tag="next")
+    # A late ack does no harm.
+    talk.settle("ack", 1)
+    assert [copy.held for copy in queue.copies] == [True]
+
+
+def test_what_a_transaction_acks_stays_if_a_cluster_refuses_it(three: Talk) -> None:
+    full = three.declare("full", max_length=1, overflow="reject-publish")
+    queue = three.declare("q")
+    three.publish("full")
+    three.publish("q")
+    three.consume("q")
+    three.deliver(2)
+    three.done(three.model.select(three.channel, "tx"))
+    three.settle("ack", 1)
+    three.model.publish(three.channel, Message(3, 10, "", "full"))
+    # Whether the first message is there by now is not known.
+    full.copies[0].presence = Presence.COMING
+    promise = three.model.commit(three.channel)
+    assert promise.codes == {0, PRECONDITION_FAILED}
+    [copy] = queue.copies
+    assert copy.held
+    three.model.close_channel(three.channel)
+    assert copy.ready

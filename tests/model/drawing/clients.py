@@ -11,6 +11,8 @@ from tests.model.spec.routing import CHOOSING
 
 SHORT_MS, LONG_MS = 150, 600_000
 LEASE_MS = 700
+#: A consumer may hold a message for so long: longer than the steps before it is waited for.
+STUCK_MS = 500
 CHAINED = "x2"
 #: Messages of a large transaction: mqd commits more than 256 parts in several turns.
 LARGE = 300

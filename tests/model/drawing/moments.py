@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from tests.model import damage
-from tests.model.drawing.clients import LEASE_MS, SHORT_MS
+from tests.model.drawing.clients import LEASE_MS, SHORT_MS, STUCK_MS
 from tests.model.drawing.declarations import Declarations
 from tests.model.programs import Step
 
@@ -48,6 +48,10 @@ class Moments(Declarations):
             out.append((self.chance.randint(0, count), self._names))
         if row["retention"] == "yes":
             out.append((self.chance.randint(0, count), self._much))
+        if row["timeout"] == "consumer" and not self.log:
+            out += [(self.chance.randint(0, count), self._stuck) for _ in range(2)]
+        if row["producer"] == "epochs":
+            out += [(self.chance.randint(0, count), self._producers) for _ in range(3)]
         if row["dead-letter"] == "retry":
             # Before consumers take what has to come back.
             out.append((0, self._retry))
@@ -113,6 +117,55 @@ class Moments(Declarations):
         self.add("publish", client=0, channel=2, exchange="", key="q0", messages=waits, wait=True)
         late, which = self.chance.random() < 0.2, self.chance.randrange(4)
         self.add("cancel_waiting", queue="q0", which=which, late=late)
+
+    def _stuck(self) -> None:
+        """A consumer holds messages for too long, while another one may wait, and acks them then."""
+        chance = self.chance
+        self.tags += 2
+        tags = [f"c{self.tags - 1}", f"c{self.tags}"]
+        held: Step = {"x-consumer-timeout": STUCK_MS}
+        if self.row["consume"] == "priorities":
+            held["x-priority"] = chance.choice([0, 5])
+        self.add("qos", client=1, channel=14, count=chance.choice([1, 3]))
+        self.add("consume", client=1, channel=14, queue=self.queue, tag=tags[0], arguments=held)
+        other = chance.choice([0, 2])
+        waits = chance.random() < 0.7
+        if waits:
+            self.add("qos", client=other, channel=15, count=chance.choice([1, 10]))
+            self.add("consume", client=other, channel=15, queue=self.queue, tag=tags[1])
+        messages = [self._message() for _ in range(3)]
+        self.add("publish", client=0, channel=2, exchange="", key=self.queue, messages=messages, wait=True)
+        self.add("stuck", client=1, channel=14, tag=tags[0])
+        if chance.random() < 0.5:
+            self.add("settle", client=1, channel=14, how=chance.choice(["ack", "requeue"]), count=2)
+        if waits and chance.random() < 0.7:
+            self.add("settle", client=other, channel=15, how="ack", multiple=True, count=0)
+        self.add("close", client=1, how="channel", channel=14)
+
+    def _producers(self) -> None:
+        """A program starts again while its predecessor has an open transaction, and may be the later one."""
+        chance, first = self.chance, self.chance.randrange(2)
+        name = chance.choice(["billing", "billing", "mail"])
+        starts: list[tuple[int, int]] = [(first, chance.randrange(4)), (1 - first, chance.randrange(6))]
+        queue = "s" if self.kind == "group" else self.queue
+        for client, epoch in starts:
+            self.add("tx", client=client, channel=13)
+            if not self.log and chance.random() < 0.5:
+                self.add("get", client=client, channel=13, queue=chance.choice([queue, "q1"]), count=1)
+                self.add("settle", client=client, channel=13, how="ack", multiple=False, count=1)
+            self._as_producer(client, chance.choice([queue, "q1"]), name, epoch)
+        ends = [starts[0], starts[1], chance.choice(starts)]
+        chance.shuffle(ends)
+        for client, epoch in ends:
+            if chance.random() < 0.3:
+                self._as_producer(client, queue, name, epoch + chance.choice([-1, 0, 0, 1]))
+            self.add(chance.choice(["commit", "commit", "commit", "rollback"]), client=client, channel=13)
+
+    def _as_producer(self, client: int, queue: str, name: str, epoch: int) -> None:
+        messages = [self._message() for _ in range(2)]
+        for message in messages:
+            message["headers"] = message.get("headers", {}) | {"x-producer": name, "x-producer-epoch": epoch}
+        self.add("publish", client=client, channel=13, exchange="", key=queue, messages=messages, wait=True)
 
     def _much(self) -> None:
         """More than a stream with retention keeps."""

@@ -8,7 +8,7 @@ import time
 import pamqp.base
 from pamqp import commands
 
-from tests.model.client import Gone, publish_frames
+from tests.model.client import Gone, publish_frames, wait_readable
 from tests.model.judging.declaring import Declaring
 from tests.model.judging.requests import OWN, message_of
 from tests.model.programs import Step
@@ -40,6 +40,9 @@ class Messages(Declaring):
 
     def _arrived(self, number: int, channel: Channel) -> None:
         """Without confirms, an answer behind the publishes says that they are there."""
+        if channel.transactional and channel.producer is not None:
+            # Whether it is shut out is known behind an answer.
+            self._flush(number)
         if channel.closing or channel.transactional or channel.confirming:
             return
         self._flush(number)
@@ -172,6 +175,27 @@ class Messages(Declaring):
             raise Broken(f"{queue.name}: the cancel of message {chosen} got {answer} where {right} is right")
         if answer == "ack":
             queue.cancelled(gone)
+
+    def _do_stuck(self, step: Step) -> None:
+        """A consumer holds what it has for longer than it may."""
+        number, channel = self._channel(step)
+        consumer = channel.consumers.get(step["tag"])
+        if consumer is None or consumer.timeout_ms is None or not consumer.held or self.hit:
+            return
+        client = self.clients[number]
+        deadline = time.monotonic() + self.patience_s
+        # What it gives back comes to others: its own end is looked at first.
+        while consumer.tag in channel.consumers and (channel, consumer.tag) not in self.cancels:
+            if time.monotonic() > deadline:
+                raise Broken(
+                    f"{consumer.tag} is not cancelled, and has a timeout of {consumer.timeout_ms} ms"
+                )
+            wait_readable([client], 0.2)
+            while client.events:
+                self._event(client, client.events.popleft())
+            if client.gone is not None:
+                raise client.gone
+        self.model.tick(time.monotonic())
 
     def _do_unknown_tag(self, step: Step) -> None:
         number, channel = self._channel(step)

@@ -211,11 +211,16 @@ class Requests:
                 channel, int(method.reply_code or 0), int(arrived.properties.message_id or -1)
             )
         elif isinstance(method, commands.Basic.Cancel):
-            # Its reason may be an answer that comes later.
-            self.cancels.append((channel, str(method.consumer_tag)))
+            cancelled = str(method.consumer_tag)
+            if self.model.is_stuck(channel, cancelled):
+                # What it gives back comes to others next.
+                self.model.on_cancel(channel, cancelled)
+            else:
+                # Its reason may be an answer that comes later.
+                self.cancels.append((channel, cancelled))
         elif isinstance(method, commands.Channel.Close):
             client.send(arrived.channel, commands.Channel.CloseOk())
-            if method.reply_code not in channel.closing:
+            if method.reply_code not in channel.closing | channel.may_close:
                 raise Broken(f"channel closed with {method.reply_code} {method.reply_text}")
             channel.closing.clear()
             self.model.close_channel(channel)

@@ -43,6 +43,8 @@ class Held:
     offset: int = -1
     #: Those of a whole batch.
     offsets: tuple[int, ...] = ()
+    #: When the step began in which it was delivered.
+    since: float = 0.0
 
 
 @dataclass(eq=False)
@@ -83,8 +85,12 @@ class Channel:
     #: Of an open transaction.
     tx_publishes: list[tuple[Message, set[str], Choice | None, bool]] = field(default_factory=list)
     tx_settles: list[tuple[str, int, Held]] = field(default_factory=list)
+    #: What the client has called itself, and the number of this start of it.
+    producer: tuple[str, int] | None = None
     #: Codes with which the broker may, or has to, close it now.
     closing: set[int] = field(default_factory=set)
+    #: Codes with which it may close it, or not.
+    may_close: set[int] = field(default_factory=set)
 
     @property
     def lane(self) -> str:

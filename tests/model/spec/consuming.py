@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.model.spec.channels import Channel, Delivered, Held, Session
-from tests.model.spec.messages import Copy, Flag
+from tests.model.spec.messages import Copy, Flag, Presence
 from tests.model.spec.promises import (
     ACCESS_REFUSED,
     NOT_ALLOWED,
@@ -21,7 +21,7 @@ from tests.model.spec.promises import (
     refused,
     success,
 )
-from tests.model.spec.queues import Consumer, Queue
+from tests.model.spec.queues import EARLY_S, Consumer, Queue
 from tests.model.spec.streams import Log, Reader
 from tests.model.spec.topology import Topology
 
@@ -149,6 +149,7 @@ class Consuming(Topology):
             consumer = Consumer(
                 tag, channel, queue, no_ack, channel.prefetch, arguments.get("x-priority", 0), exclusive
             )
+            consumer.timeout_ms = arguments.get("x-consumer-timeout")
             queue.consumers.append(consumer)
             channel.consumers[tag] = consumer
             queue.lease, queue.joined_at = None, self.step
@@ -322,7 +323,7 @@ class Consuming(Topology):
             copy.leave(self.step)
         else:
             copy.held, copy.flag = True, Flag.YES
-            channel.unacked[delivered.tag] = Held(copy, queue, consumer)
+            channel.unacked[delivered.tag] = Held(copy, queue, consumer, since=self.sent_at)
 
     @staticmethod
     def _check_returns(queue: Queue, copy: Copy, delivered: Delivered) -> None:
@@ -352,10 +353,36 @@ class Consuming(Topology):
         consumer = channel.consumers.get(tag)
         if consumer is None:
             return
+        if consumer.timeout_ms is not None:
+            if not self.is_stuck(channel, tag):
+                raise Broken(f"{tag} was cancelled before its timeout of {consumer.timeout_ms} ms")
+            self._time_out(consumer)
+            return
         if not consumer.queue.shaken and not self.unread_by(channel.session.user, consumer.queue):
             raise Broken(f"the consumer {tag} was cancelled, and {consumer.queue.name} is there")
         self._remove_consumer(consumer)
         self._lose_messages(consumer)
+
+    def is_stuck(self, channel: Channel, tag: str) -> bool:
+        """True if a consumer may have held a message for longer than it may."""
+        consumer = channel.consumers.get(tag)
+        if consumer is None or consumer.timeout_ms is None:
+            return False
+        since = [held.since for held in channel.unacked.values() if held.consumer is consumer]
+        return bool(since) and self.now >= min(since) + consumer.timeout_ms / 1000 - EARLY_S
+
+    def _time_out(self, consumer: Consumer) -> None:
+        """It held a message for too long. All that it holds goes back, and its later acks do no harm."""
+        queue, unacked = consumer.queue, consumer.channel.unacked
+        mine = {tag: held for tag, held in unacked.items() if held.consumer is consumer}
+        self._remove_consumer(consumer)
+        for tag, held in sorted(mine.items()):
+            unacked[tag] = Held(None, queue, None)
+            if held.copy is not None and held.copy.held:
+                queue.withdraw(held.copy, requeue=True, lost=True)
+                if self.broker.nodes > 1 and not held.copy.gone:
+                    held.copy.presence = min(held.copy.presence, Presence.COMING)
+        queue.trim()
 
     def permissions_changed(self) -> None:
         """A member that may not read all streams loses its messages before it is cancelled."""

@@ -130,7 +130,7 @@ class Letters(State):
             source.leave(self.step)
             for letter in source.letters:
                 # Of a vague one there are letters by two policies, of which one set is the real one.
-                if not source.vague:
+                if not source.vague and not letter.left_before:
                     letter.presence = max(letter.presence, Presence.COMING)
         copy.source = None
         if copy.doomed:

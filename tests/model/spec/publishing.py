@@ -57,6 +57,10 @@ class Publishes(Consuming):
         targets = self._route(message.exchange, message.keys, message.headers)
         choice = self._choice(message, targets)
         if channel.transactional:
+            if not self.epochs.publish(
+                channel, message.headers, first=not channel.tx_publishes, prompt=self.broker.nodes == 1
+            ):
+                return
             self.published_at[message.number] = self.sent_at
             channel.tx_publishes.append((message, targets, choice, mandatory))
             return
@@ -326,6 +330,9 @@ class Publishes(Consuming):
     def commit(self, channel: Channel) -> Promise:
         if not channel.transactional:
             return refused(PRECONDITION_FAILED)
+        surely, perhaps = self.epochs.shut_out(channel)
+        if surely:
+            return refused(PRECONDITION_FAILED)
         # A queue need not exist before the commit.
         channel.tx_publishes = [
             (message, self._route("", message.keys, message.headers), choice, mandatory)
@@ -336,7 +343,7 @@ class Publishes(Consuming):
         if any(self._is_paused(name) for _, targets, _, _ in channel.tx_publishes for name in targets):
             # Nothing of it happens, and the channel is closed.
             return refused(PRECONDITION_FAILED)
-        codes = {OK}
+        codes = {OK, PRECONDITION_FAILED} if perhaps else {OK}
         publishings = []
         self.lasts_s = LARGE_S if len(channel.tx_publishes) > LARGE else 0.0
         for message, targets, choice, mandatory in channel.tx_publishes:
@@ -351,16 +358,18 @@ class Publishes(Consuming):
             if mandatory and not any(name in self.queues for name in targets):
                 channel.returns.append(publishing)
         channel.tx_publishes, self.lasts_s = [], 0.0
-        settles, channel.tx_settles = channel.tx_settles, []
-        refused_some = OK not in codes
-        for how, tag, held in settles:
-            if refused_some and self.broker.nodes > 1:
-                channel.unacked[tag] = held
-            else:
-                self._settle(how, held)
-        self._trim([held for how, _, held in settles if how != "ack"])
+        whole = self.broker.nodes > 1 or perhaps
+        doubted = whole and PRECONDITION_FAILED in codes
+        if OK not in codes and self.broker.nodes > 1:
+            channel.unacked |= {tag: held for _, tag, held in channel.tx_settles}
+            channel.tx_settles = []
+        elif not doubted:
+            self._end_settles(channel)
 
         def committed(_: Any) -> None:
+            self.epochs.committed(channel)
+            if doubted:
+                self._end_settles(channel)
             for publishing in publishings:
                 self.arrive(publishing)
                 if self.broker.nodes > 1:
@@ -370,7 +379,7 @@ class Publishes(Consuming):
                         if copy.message is publishing.message:
                             copy.arrived = None
 
-        if PRECONDITION_FAILED in codes and self.broker.nodes > 1:
+        if doubted:
             # A cluster refuses the whole transaction, if it refuses a part.
             for publishing in publishings:
                 identity = publishing.message.headers.get("x-deduplication-id", "")
@@ -384,7 +393,14 @@ class Publishes(Consuming):
                     for entry in log.entries:
                         if entry.message is publishing.message:
                             entry.presence = Presence.MAYBE
-        return Promise(frozenset(codes), committed, committed if self.broker.nodes == 1 else nothing)
+        return Promise(frozenset(codes), committed, nothing if whole else committed)
+
+    def _end_settles(self, channel: Channel) -> None:
+        """What was settled in the transaction takes effect."""
+        settles, channel.tx_settles = channel.tx_settles, []
+        for how, _, held in settles:
+            self._settle(how, held)
+        self._trim([held for how, _, held in settles if how != "ack"])
 
     def _is_paused(self, name: str) -> bool:
         queue = self.queues.get(name)

@@ -25,6 +25,8 @@ LATE_S = 1.5
 EARLY_S = 0.002
 #: A wait that ends so soon may be over when the broker reads the request.
 SOON_S = 0.25
+#: So long a publish may be on its way: what expires meanwhile may make room for it.
+REQUEST_S = 0.1
 #: With more copies than these, those that are gone are put aside.
 TIDY = 100
 
@@ -38,6 +40,8 @@ class Consumer:
     prefetch: int
     priority: int = 0
     exclusive: bool = False
+    #: How long it may hold a message.
+    timeout_ms: int | None = None
 
     @property
     def held(self) -> int:
@@ -181,6 +185,10 @@ class Queue:
             and not self._on_its_way_back(copy)
         )
 
+    def surely_in_the_way(self, copy: Copy) -> bool:
+        """True if the copy is still there when the broker reads what is sent now."""
+        return self.certainly_ready(copy) and not copy.may_have_expired(self.vhost.now + REQUEST_S)
+
     def _on_its_way_back(self, copy: Copy) -> bool:
         """True if a client of another node may have returned it just now: nothing answers that."""
         several = self.vhost.broker.nodes > 1
@@ -312,7 +320,7 @@ class Queue:
 
     def _ready_range(self) -> tuple[tuple[int, int], tuple[int, int]]:
         line, waiting = self.line(), self.waiting()
-        sure = [copy for copy in line if self.certainly_ready(copy)] if not self.racing else []
+        sure = [copy for copy in line if self.surely_in_the_way(copy)] if not self.racing else []
         sure += self.surely_waiting()
         line += waiting
         return (len(sure), sum(c.message.size for c in sure)), (len(line), sum(c.message.size for c in line))
@@ -329,6 +337,7 @@ class Queue:
             return
         if self.settings.overflow != "drop-head":
             return
+        self._trim_together()
         line, waiting = self.line(), self.waiting()
         racing = self.racing
         counted = line + waiting
@@ -342,7 +351,7 @@ class Queue:
             ] + waiting
             if not self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
                 continue
-            sure = [each for each in behind if copy.precedes(each) and self.certainly_ready(each)]
+            sure = [each for each in behind if copy.precedes(each) and self.surely_in_the_way(each)]
             sure += self.surely_waiting()
             over = self._over(1 + len(sure), copy.message.size + sum(c.message.size for c in sure))
             # What may still wait is not dropped, and stays in the way of others.
@@ -350,6 +359,20 @@ class Queue:
             self.vhost.dead_letter(
                 self, copy, "maxlen", certain=certain and self.reachable and not racing and over
             )
+
+    def _trim_together(self) -> None:
+        """What comes in one batch may be counted one by one, or together: then the first to go is the one of
+        the highest priority, and not the one that came first.
+        """
+        step = self.vhost.step
+        dropped = [copy for copy in self.copies if copy.gone and copy.doomed and copy.gone_at == step]
+        counted = self.line() + self.waiting() + dropped
+        if not dropped or len({copy.priority for copy in counted}) == 1:
+            return
+        for copy in self.line():
+            behind = [each for each in counted if each is not copy and not each.precedes(copy)]
+            if self._over(1 + len(behind), copy.message.size + sum(c.message.size for c in behind)):
+                self.vhost.dead_letter(self, copy, "maxlen", certain=False)
 
     def _trim_in_any_order(self) -> None:
         """Several waits have ended, and nobody knows in which order: of too many messages, each may have been
@@ -707,7 +730,7 @@ class Queue:
             self._wait_for_retry(copy, failed=True, lost=True, certain=False)
         elif copy.gone:
             # Its ack, or the record of its end, may not have reached the disk.
-            copy.gone, copy.presence = False, Presence.MAYBE
+            copy.gone, copy.presence, copy.left_before = False, Presence.MAYBE, True
             copy.flag = Flag.EITHER
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
 

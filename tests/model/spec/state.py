@@ -8,6 +8,7 @@ from typing import Any
 from tests.model.spec import settings
 from tests.model.spec.channels import Session, User
 from tests.model.spec.messages import Choice, Copy, Message, Presence
+from tests.model.spec.producers import Epochs
 from tests.model.spec.queues import Consumer, Queue
 from tests.model.spec.routing import BY_KEY, CHOOSING, PREDECLARED, Binding, Exchange, route
 from tests.model.spec.streams import Log
@@ -50,6 +51,7 @@ class State:
     #: Users who made bindings, and all users by name.
     binders: dict[tuple[str, str], str] = field(default_factory=dict)
     users: dict[str, User] = field(default_factory=dict)
+    epochs: Epochs = field(default_factory=Epochs)
     policies: list[settings.Policy] = field(default_factory=list)
     operator_policies: list[settings.Policy] = field(default_factory=list)
     #: Limits of the virtual host.

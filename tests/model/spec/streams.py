@@ -84,6 +84,8 @@ class Reader:
                 f"{self.log.name}: reader {self.tag} got offset {offset} before its start {self.start}"
             )
         exact = not (self.got or self.filters or self.log.compacts or self.log.retains)
+        # What is lost is compared with what the node tells later.
+        exact = exact and self.log.before_damage is None
         if exact and offset > self.start[1]:
             raise Broken(
                 f"{self.log.name}: reader {self.tag} begins at offset {offset}, behind its start {self.start}"

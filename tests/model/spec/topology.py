@@ -242,6 +242,9 @@ class Topology(Letters):
             # What expired just now may still have been in the queue, as are letters that their queues have
             # not confirmed.
             late = copy.expiry is not None and self.now < copy.expiry[1] + LATE_S
+            # The last release leaves it behind one that has not expired, and it goes with the queue, whose
+            # lease may end while the node stops.
+            late = late or (copy.old and copy.expiry is not None and queue.lease is not None)
             if late or queue.settings.dead_letter_strategy == "at-least-once":
                 for letter in copy.letters:
                     if letter.arrived is None and letter.presence is Presence.COMING:

@@ -45,11 +45,20 @@ class Vhost(Publishes):
                 if not certain and self.broker.nodes > 1:
                     consumer.queue.shaken = True
             returned += [held.copy for held in channel.unacked.values() if held.copy is not None]
+        unseen = [] if certain or self.broker.nodes == 1 else self._consumed(session)
         self.close_session(session)
+        for queue in unseen:
+            # A delivery that was on its way comes back, too.
+            self.leave_together(queue)
         for copy in returned:
             if not certain and not copy.gone:
                 copy.presence = min(copy.presence, Presence.COMING)
                 copy.returns = (max(0, copy.returns[0] - 1), copy.returns[1])
+
+    @staticmethod
+    def _consumed(session: Session) -> list[Queue]:
+        consumers = [c for channel in session.channels.values() for c in channel.consumers.values()]
+        return list(dict.fromkeys(consumer.queue for consumer in consumers))
 
     def upgraded(self, present: Broker) -> None:
         """All nodes have the present version now."""
@@ -138,6 +147,7 @@ class Vhost(Publishes):
 
     def vouched(self) -> None:
         """All that has happened so far is on the disk."""
+        self.epochs.vouched()
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
@@ -164,6 +174,7 @@ class Vhost(Publishes):
     def crashed(self, sessions: list[Session], *, orderly: bool) -> None:
         """The only node was killed or stopped, and is up again."""
         self.struck = self.step
+        self.epochs.crash()
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 for copy in (*queue.copies, *queue.past):
