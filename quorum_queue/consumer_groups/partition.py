@@ -247,6 +247,12 @@ class Partition:
     def span_count(self) -> int:
         return len(self.held) + len(self.returned) + len(self.dying)
 
+    def is_full(self, most: int) -> bool:
+        """True if it has more spans than this, so that nothing new is handed out until some are settled.
+        Returned messages come first: nobody can settle them before they are handed out again.
+        """
+        return not self.returned and self.span_count > most
+
     def active(self) -> Member | None:
         """Return the member that may get messages now."""
         return self.owner if self.owner is not None and self.is_open_to(self.owner) else None
