@@ -1,9 +1,8 @@
-"""python -m tests.attacks.steps REPORT OPTIONS…: mqd with a watch on its event loop. Compiled functions take no
-part in its stacks: those of the source in Python tell more.
+"""python -m tests.attacks.steps REPORT OPTIONS…: mqd with a watch on its event loop.
 
 The longest steps between two waits of a task go to REPORT as JSON, each with its CPU time and its stacks. It
 uses CPU time because a busy machine stretches the wall clock. `forget` begins anew, so that an attack can be
-judged separately.
+judged separately. Compiled functions take no part in the stacks: a run in pure Python tells more.
 """
 
 from __future__ import annotations
