@@ -14,6 +14,7 @@ docs/adr/0016-regular-expressions.md.
 from __future__ import annotations
 
 import logging
+import string
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,8 @@ logger = logging.getLogger("mqd.permissions")
 
 #: Memory of a compiled pattern, including RE2's caches while it matches.
 LINEAR_MEMORY_BYTES = 256 * 1024
+#: Characters that stand for themselves in every pattern.
+_LITERAL = frozenset(string.ascii_letters + string.digits + "_-/:,;@#%&=~ ")
 
 
 class InvalidPattern(ValueError):
@@ -85,14 +88,33 @@ def _linear(pattern: str, *, case_sensitive: bool = True) -> Matches:
         raise InvalidPattern(reason.decode(errors="replace")) from None
     # In PCRE `$` matches before a newline at the end, too.
     before_newline = "\\z" not in pattern
+    beginning = _beginning(pattern) if case_sensitive else ""
 
     def matches(name: str) -> bool:
+        # Most names fail here, in a tenth of the time. There may be hundreds of policies, and a queue that
+        # none of them matches tries all.
+        if not name.startswith(beginning):
+            return False
         encoded = name.encode(errors="surrogateescape")
         if search(encoded) is not None:
             return True
         return before_newline and encoded.endswith(b"\n") and search(encoded[:-1]) is not None
 
     return matches
+
+
+def _beginning(pattern: str) -> str:
+    """Return a text with which each name begins that the pattern matches: the literal characters after `^`,
+    but for the last one if what follows may repeat it, or not have it at all. Empty if it is not easy to see.
+    """
+    if not pattern.startswith("^") or "|" in pattern:
+        return ""
+    end = 1
+    while end < len(pattern) and pattern[end] in _LITERAL:
+        end += 1
+    if pattern[end : end + 1] in ("*", "?", "{"):
+        end -= 1
+    return pattern[1:end]
 
 
 class _Backtracking:

@@ -8,9 +8,9 @@ below all of those, so it follows from them, and acks behind a gap are known as 
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 if TYPE_CHECKING:
     from quorum_queue.consumer_groups.group import Member
@@ -23,6 +23,8 @@ ENDLESS = 1 << 62
 LET_GO_MAX = 4_096
 #: Spans that are rather added or removed together.
 _MANY = 16
+#: Spans are encoded by blocks, each with the spans that begin in 2**BLOCK_BITS offsets.
+BLOCK_BITS: Final = 9
 
 
 class Span(NamedTuple):
@@ -36,11 +38,13 @@ class Span(NamedTuple):
 class Spans:
     """Disjoint spans in order."""
 
-    __slots__ = ("_lows", "_spans", "count")
+    __slots__ = ("_encoded", "_lows", "_spans", "count")
 
     def __init__(self) -> None:
         self._lows: list[int] = []
         self._spans: list[Span] = []
+        #: The encoded blocks that have not changed since, by their numbers.
+        self._encoded: dict[int, bytes] = {}
         #: Number of offsets in all spans.
         self.count = 0
 
@@ -62,6 +66,8 @@ class Spans:
         rising = all(span.stop <= after.low for span, after in pairwise(self._spans[-1:] + spans))
         if not rising or any(span.low >= span.stop for span in spans):
             raise ValueError("spans are not in order")
+        if spans:
+            self._changed(spans[0].low, spans[-1].low)
         self._spans += spans
         self._lows += [span.low for span in spans]
         self.count += sum([span.stop - span.low for span in spans])
@@ -81,6 +87,7 @@ class Spans:
             del spans[place], lows[place]
         spans.insert(place, Span(low, stop, attempts))
         lows.insert(place, low)
+        self._changed(low, stop)
 
     def take(self, low: int, stop: int) -> list[Span]:
         """Remove the offsets from `low` up to `stop`, as far as they are there, and return them."""
@@ -100,6 +107,7 @@ class Spans:
                 left.append(Span(stop, span.stop, span.attempts))
             taken.append(Span(max(span.low, low), min(span.stop, stop), span.attempts))
         if taken:
+            self._changed(lows[start], stop)
             spans[start:end] = left
             lows[start:end] = [span.low for span in left]
             self.count -= sum([span.stop - span.low for span in taken])
@@ -131,6 +139,7 @@ class Spans:
                 merged.append(last)
                 last = span
         merged.append(last)
+        self._changed(merged[0].low, added[-1].stop)
         self._spans[start:end] = merged
         lows[start:end] = [span.low for span in merged]
         self.count += sum([span.stop - span.low for span in added])
@@ -146,6 +155,8 @@ class Spans:
                 self.take(low, stop)
             return
         before = self._spans[start:end]
+        if before:
+            self._changed(before[0].low, gone[-1][1])
         left: list[Span] = []
         place, last = 0, len(gone)
         for span in before:
@@ -184,13 +195,46 @@ class Spans:
 
     def let_go(self) -> Iterator[None]:
         """Clear it in steps: each span is an object that has to be freed."""
+        self._encoded = {}
         while self._spans:
             del self._spans[-LET_GO_MAX:], self._lows[-LET_GO_MAX:]
             yield
         self.count = 0
 
     def clear(self) -> None:
-        self._lows, self._spans, self.count = [], [], 0
+        self._lows, self._spans, self._encoded, self.count = [], [], {}, 0
+
+    # -- as bytes --------------------------------------------------------------------------------------------
+
+    def encoded(self, encode: Callable[[list[Span]], bytes]) -> list[bytes]:
+        """Return the spans in order as bytes: what `encode`, which is always the same function, returns for
+        each block of them. Blocks that have not changed since the last call are not encoded again: a group
+        stores its position each time that something was acked, and there may be thousands of spans.
+        """
+        found: list[bytes] = []
+        known, lows, at = self._encoded, self._lows, 0
+        while at < len(lows):
+            number = lows[at] >> BLOCK_BITS
+            end = bisect_left(lows, (number + 1) << BLOCK_BITS, at)
+            block = known.get(number)
+            if block is None:
+                block = known[number] = encode(self._spans[at:end])
+            found.append(block)
+            at = end
+        return found
+
+    def _changed(self, low: int, stop: int) -> None:
+        """Spans that begin at offsets from `low` up to and including `stop` have changed, come or gone."""
+        known = self._encoded
+        if not known:
+            return
+        first, last = low >> BLOCK_BITS, stop >> BLOCK_BITS
+        if last - first >= len(known):
+            for number in [number for number in known if first <= number <= last]:
+                del known[number]
+        else:
+            for number in range(first, last + 1):
+                known.pop(number, None)
 
 
 class Partition:
@@ -247,6 +291,12 @@ class Partition:
     def span_count(self) -> int:
         return len(self.held) + len(self.returned) + len(self.dying)
 
+    def is_full(self, most: int) -> bool:
+        """True if it has more spans than this, so that nothing new is handed out until some are settled.
+        Returned messages come first: nobody can settle them before they are handed out again.
+        """
+        return not self.returned and self.span_count > most
+
     def active(self) -> Member | None:
         """Return the member that may get messages now."""
         return self.owner if self.owner is not None and self.is_open_to(self.owner) else None
@@ -296,11 +346,11 @@ class Partition:
 
     def pending(self) -> list[Span]:
         """Return the delivered offsets that are not settled, in order."""
-        found = [spans for spans in (self.held, self.returned, self.dying) if spans]
-        # Mostly of one kind, and there may be thousands: each commit of a group stores them.
-        return (
-            found[0].all() if len(found) == 1 else sorted([span for spans in found for span in spans.all()])
-        )
+        return sorted([span for spans in (self.held, self.returned, self.dying) for span in spans.all()])
+
+    def encoded_pending(self, encode: Callable[[list[Span]], bytes]) -> list[bytes]:
+        """Return the same as bytes, in any order; see Spans.encoded."""
+        return [block for spans in (self.held, self.returned, self.dying) for block in spans.encoded(encode)]
 
 
 __all__ = ["ENDLESS", "LET_GO_MAX", "UNKNOWN", "Partition", "Span", "Spans"]

@@ -2,7 +2,7 @@
 
 The longest steps between two waits of a task go to REPORT as JSON, each with its CPU time and its stacks. It
 uses CPU time because a busy machine stretches the wall clock. `forget` begins anew, so that an attack can be
-judged separately.
+judged separately. Compiled functions take no part in the stacks: a run in pure Python tells more.
 """
 
 from __future__ import annotations
@@ -22,7 +22,12 @@ from typing import Any
 
 import trio
 
-_HERE = os.getcwd() + os.sep
+from conformance_tests import programs
+
+ROOT = Path(__file__).parents[2]
+_HERE = f"{ROOT}{os.sep}"
+#: The tree comes last in the path: if mqd is installed compiled, that is the one to watch.
+_START = f"import sys; sys.path.append({str(ROOT)!r}); from tests.attacks.steps import main; main()"
 #: CPU seconds from which on a step is sampled, and the interval of samples.
 LONG_S, SAMPLE_S = 0.004, 0.002
 #: Steps that are kept, stacks of each, and frames of each stack.
@@ -114,7 +119,7 @@ def read(report: Path) -> list[Step]:
 
 def program(report: Path) -> list[str]:
     """The command to run instead of `mqd`."""
-    return [sys.executable, "-m", "tests.attacks.steps", str(report)]
+    return [programs.python(), "-P", "-c", _START, str(report)]
 
 
 def forget(pid: int) -> None:

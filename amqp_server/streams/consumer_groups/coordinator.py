@@ -188,7 +188,7 @@ class Coordinator:
             self._host.pending.append(("passed", stream_id, span.low, offsets.start))
             self._planning.append((stream_id, (), 0))
             return
-        if member is None or span.low >= offsets.stop or partition.span_count > self._host.options.spans_max:
+        if member is None or span.low >= offsets.stop or partition.is_full(self._host.options.spans_max):
             return
         room = self._room(member)
         if room <= 0:

@@ -97,7 +97,7 @@ class Reader:
         member = None if self.getting else partition.active()
         consumer.credit = BOUNDLESS
         while reader.left:
-            if member is None or member.room() <= 0 or partition.span_count > host.options.spans_max:
+            if member is None or member.room() <= 0 or partition.is_full(host.options.spans_max):
                 self._stall(consumer)
                 return
             offset = reader.offset

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from quorum_queue.consumer_groups.partition import Span
+from quorum_queue.consumer_groups.partition import Partition, Span
 
 VERSION = 1
 
@@ -19,7 +19,7 @@ class PartitionPlace(msgspec.Struct, array_like=True):
     version: int
     stream_id: int
     cursor: int
-    #: From, to, and how often these messages came back.
+    #: From, to, and how often these messages came back; in any order.
     pending: list[tuple[int, int, int]]
 
 
@@ -27,11 +27,30 @@ _decoder = msgspec.msgpack.Decoder(PartitionPlace)
 
 
 _encode = msgspec.msgpack.Encoder().encode
+#: Lengths of an array from which on its header has more bytes: 3 and 5 instead of 1.
+_ARRAY_16, _ARRAY_32 = 16, 1 << 16
 
 
-def encode(stream_id: int, cursor: int, pending: list[Span]) -> bytes:
-    # As in PartitionPlace. There may be thousands of spans, which are not copied.
-    return _encode((VERSION, stream_id, cursor, pending))
+def encode(partition: Partition) -> bytes:
+    """Encode the present position of a partition, as a PartitionPlace."""
+    position = (VERSION, partition.stream_id, partition.cursor, ())
+    blocks = partition.encoded_pending(encode_spans)
+    # The last byte is the header of the empty array.
+    return b"".join([_encode(position)[:-1], _header(partition.span_count), *blocks])
+
+
+def encode_spans(spans: list[Span]) -> bytes:
+    """Encode spans without the header of their array: a part of a longer one."""
+    return _encode(spans)[len(_header(len(spans))) :]
+
+
+def _header(length: int) -> bytes:
+    """Return how an array of this length begins."""
+    if length < _ARRAY_16:
+        return bytes((0x90 | length,))
+    if length < _ARRAY_32:
+        return b"\xdc" + length.to_bytes(2, "big")
+    return b"\xdd" + length.to_bytes(4, "big")
 
 
 def decode(data: bytes) -> PartitionPlace:
@@ -45,4 +64,4 @@ def decode(data: bytes) -> PartitionPlace:
     return place
 
 
-__all__ = ["VERSION", "PartitionPlace", "PlaceError", "decode", "encode"]
+__all__ = ["VERSION", "PartitionPlace", "PlaceError", "decode", "encode", "encode_spans"]

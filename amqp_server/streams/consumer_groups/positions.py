@@ -110,7 +110,7 @@ class GroupPlaces:
         """Return the offset at which a partition continues, and the messages before it that were handed out
         and may come again.
         """
-        pending = [Span(*each) for each in place.pending]
+        pending = sorted([Span(*each) for each in place.pending])
         cursor, marked = place.cursor, self._services.marks.get(self._slots[number])
         if marked >= cursor:
             # Handed out, but it is unknown whether the messages were settled.
@@ -124,8 +124,7 @@ class GroupPlaces:
 
     def store(self, partition: Partition) -> None:
         """Store the position of a partition; the journal's next commit writes the latest one."""
-        stored = encode(partition.stream_id, partition.cursor, partition.pending())
-        self._services.journal.annotate(self._queue_id, partition.number, stored)
+        self._services.journal.annotate(self._queue_id, partition.number, encode(partition))
 
     def forget(self) -> None:
         """Forget stored places: these partitions are gone and will not come back."""

@@ -54,7 +54,7 @@ from persistence.streams import batch as batches
 from persistence.streams.log import Stored
 from persistence.streams.remote.manifest import Manifest, Range
 from quorum_queue.cluster.snapshots.state import unpack_state
-from quorum_queue.consumer_groups.partition import Span
+from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.local_host import LocalHost
 from quorum_queue.machine import codec, versions
@@ -637,7 +637,10 @@ def test_a_group_goes_on_where_it_was() -> None:
     record = QueueRecord("/", "readers", 100, False, encoded(table))
     disk.environment.put(QUEUES_TABLE, key("/", "readers"), encode(record))
     journal.state(100, b"\x01")
-    journal.annotate(100, 0, partition_position.encode(99, 20, [Span(5, 8, 0), Span(12, 13, 3)]))
+    stored = Partition(99, "log", 0)
+    stored.cursor = 20
+    stored.held.extend([Span(5, 8, 0), Span(12, 13, 3)])
+    journal.annotate(100, 0, partition_position.encode(stored))
     disk.environment.flush()
     list(disk.adoption().steps())
     disk.environment.flush()

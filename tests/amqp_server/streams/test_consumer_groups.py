@@ -767,6 +767,35 @@ def test_a_transaction_of_acks_that_come_too_late_does_nothing(node: StreamNode,
     assert committed(node) == [0]
 
 
+@pytest.mark.parametrize("how", ["nack", "channel", "restart"])
+def test_more_gaps_than_a_partition_may_have_come_back(how: str) -> None:
+    """At group_gaps_max a member gets nothing new. Returned messages are not new, and nobody can ack them
+    before they are delivered: the partition would stand still for ever.
+    """
+    node = StreamNode(group_gaps_max=16)
+    peer = opened(node)
+    filled(node, peer, 80)
+    consume(node, peer)
+    assert offsets(worked(node, peer)[0]) == [*range(80)]
+    tell(peer, *[commands.Basic.Ack(tag) for tag in range(1, 81, 2)])
+    node.work()
+    publish(peer, bodies(5, 80))
+    assert worked(node, peer) == [[]]
+    if how == "nack":
+        tell(peer, commands.Basic.Nack(0, multiple=True, requeue=True))
+    else:
+        if how == "channel":
+            tell(peer, commands.Channel.Close(200, "", 0, 0))
+        else:
+            node.restart()
+        peer = opened(node)
+        consume(node, peer)
+    back = worked(node, peer)[0]
+    assert [(each.offset, each.again) for each in back] == [(offset, True) for offset in range(1, 80, 2)]
+    tell(peer, commands.Basic.Ack(0, multiple=True))
+    assert offsets(worked(node, peer)[0]) == [*range(80, 85)]
+
+
 def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:
     filled(node, peer, 5)
     consume(node, peer)

@@ -91,3 +91,23 @@ def test_room_that_was_promised_in_vain_is_for_the_other_partitions() -> None:
 def test_a_member_without_a_limit_has_all_of_all_partitions() -> None:
     leader = Leader(a=0)
     assert leader.propose() == [("hand", 7, whole("a"), 0, 10), ("hand", 8, whole("a"), 0, 10)]
+
+
+@pytest.mark.pure
+def test_more_gaps_than_a_partition_may_have_are_handed_out_again() -> None:
+    """Nobody can ack returned messages before they are delivered: the partition would stand still."""
+    leader = Leader(a=0)
+    leader.host.options.spans_max = 2
+    leader.arrives(leader.propose())
+    # Deliveries have ids: ten of one partition, then ten of the other.
+    leader.apply(*(("settle", key("a"), number, number) for number in range(0, 20, 2)))
+    group = leader.replica.group
+    assert [len(each.held) for each in group.partitions.values()] == [5, 5]
+    leader.coordinator._watching = {number: Watched(12) for number in STREAMS}  # type: ignore[misc]
+    assert leader.propose() == []
+    leader.apply(("return", key("a"), 0, 19))
+    for first in range(1, 10, 2):
+        proposed = leader.propose()
+        assert proposed == [("hand", number, whole("a"), first, first + 1) for number in STREAMS]
+        leader.arrives(proposed)
+    assert leader.propose() == []
