@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Final
 
@@ -107,6 +108,7 @@ class Replicas:
         self.timers = timers
         self.options = options
         self.raft_options = raft
+        self._single_options = replace(raft, apply_entries_max=raft.apply_single_max)
         #: The version that all nodes of the cluster know; see quorum_queue.machine.versions.
         self.version: Callable[[], int] = lambda: versions.NEWEST
         #: All calls to a group go through it: an exception of one group stops only that group.
@@ -175,7 +177,7 @@ class Replicas:
             members=members,
             hard=hard,
             log=log,
-            options=self.raft_options,
+            options=self._single_options if machine.single else self.raft_options,
             changes=changes,
             amnesiac=amnesiac,
         )

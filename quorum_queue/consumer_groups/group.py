@@ -489,6 +489,13 @@ class Group:
             self._give_back(member.take(low, high), 1 if seen else 0)
         self.has_room(member)
 
+    def give_back_many(self, key: Key, ranges: list[tuple[int, int]]) -> None:
+        """The same for several ranges of ids."""
+        member = self.find(key)
+        if member is not None:
+            self._give_back(member.take_many(ranges))
+        self.has_room(member)
+
     def _give_back(self, portions: list[Portion], more: int = 1) -> None:
         limit = self.delivery_limit
         for partition in self._no_longer_held(portions):
@@ -511,6 +518,12 @@ class Group:
         """Deliveries were rejected for good."""
         member = self.find(key)
         self._discard(member.take(low, high) if member is not None else [])
+        self.has_room(member)
+
+    def discard_many(self, key: Key, ranges: list[tuple[int, int]]) -> None:
+        """The same for several ranges of ids."""
+        member = self.find(key)
+        self._discard(member.take_many(ranges) if member is not None else [])
         self.has_room(member)
 
     def settle_all(self, member: Member, verb: str) -> None:

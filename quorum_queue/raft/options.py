@@ -27,6 +27,9 @@ class Options:
     apply_bytes_max: int = 4 << 20
     #: Entries of one Ready; in between the turn may end.
     apply_entries_max: int = 64
+    #: The same for a state machine whose entries are one batch each: a declaration that looks at very many
+    #: policies takes a fraction of a millisecond.
+    apply_single_max: int = 16
     #: Entries kept in memory for followers that are behind. Entries that are not yet durable or applied are
     #: always kept.
     cache_bytes_max: int = 4 << 20

@@ -159,20 +159,16 @@ class ConsumerGroupHost(QueueHost):
 
     def _apply(self, commands: list[Command]) -> None:
         group = self.group
-        settled: list[tuple[int, int]] = []
+        ranges: list[tuple[int, int]] = []
         for place, command in enumerate(commands):
             verb = command[0]
-            if verb == "settle":
-                settled.append((command[2], command[3]))
+            if verb in ("settle", "return", "discard"):
+                ranges.append((command[2], command[3]))
                 after = commands[place + 1] if place + 1 < len(commands) else None
                 if after is None or after[:2] != command[:2]:
                     # There may be thousands of acks of one member.
-                    group.settle_many(command[1], settled)
-                    settled = []
-            elif verb == "return":
-                group.give_back(command[1], command[2], command[3])
-            elif verb == "discard":
-                group.discard(command[1], command[2], command[3])
+                    self._settle(verb, command[1], ranges)
+                    ranges = []
             elif verb == "attach":
                 self._attach(command[1])
             elif verb == "detach":
@@ -189,6 +185,14 @@ class ConsumerGroupHost(QueueHost):
             elif verb in ENQUEUES:
                 # The default exchange routed this publish here; other routes to a group are refused earlier.
                 answer_publishes([command], gone=False)
+
+    def _settle(self, verb: str, key: Key, ranges: list[tuple[int, int]]) -> None:
+        if verb == "settle":
+            self.group.settle_many(key, ranges)
+        elif verb == "return":
+            self.group.give_back_many(key, ranges)
+        else:
+            self.group.discard_many(key, ranges)
 
     def _go_on(self) -> None:
         """Do the work that follows from the last changes."""

@@ -20,6 +20,7 @@ from amqp_server.streams.local_host import StreamOptions
 from amqp_server.turn import SCHEDULED_MAX, Turn
 from amqp_server.wire import content, frames
 from persistence.metadata import Metadata
+from quorum_queue.consumer_groups.group import Member
 from quorum_queue.local_host import LocalHost
 from tests.amqp_server.connection.node import Delivery, Peer
 from tests.amqp_server.streams.node import StreamNode, publish
@@ -982,3 +983,32 @@ def test_dead_letters_to_many_queues_wait_until_those_have_taken_the_last_ones(
     assert {each.ready_count for each in dead} == {count}
     assert host(node).unacked_count == 0
     assert committed(node) == [count]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("end", ["ack", "nack", "reject"])
+def test_many_gaps_do_not_move_the_lists_of_a_member_once_each(
+    node: StreamNode, peer: Peer, end: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One ack or nack of everything, when every second message was acked before: 50 runs of one member."""
+    filled(node, peer, 100)
+    consume(node, peer)
+    worked(node, peer)
+    tell(peer, *[commands.Basic.Ack(tag) for tag in range(1, 101, 2)])
+    node.work()
+    taken: list[int] = []
+    take = Member.take
+
+    def noted(self: Member, low: int, high: int) -> list[Any]:
+        taken.append(low)
+        return take(self, low, high)
+
+    monkeypatch.setattr(Member, "take", noted)
+    tell(
+        peer,
+        commands.Basic.Ack(0, multiple=True)
+        if end == "ack"
+        else commands.Basic.Nack(0, multiple=True, requeue=end == "nack"),
+    )
+    back = worked(node, peer)[0]
+    assert offsets(back) == ([*range(1, 100, 2)] if end == "nack" else []) and not taken

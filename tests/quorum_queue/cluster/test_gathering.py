@@ -6,6 +6,8 @@ from collections.abc import Callable, Collection
 from itertools import pairwise
 from typing import Any
 
+import pytest
+
 from amqp_server.broker.timers import Timers
 from amqp_server.cluster.store import GroupLog, GroupStore
 from persistence.commits.stepped import SteppedCommit
@@ -27,11 +29,11 @@ class Batches:
     """A state machine that remembers its entries."""
 
     title = "a group"
-    single = False
     foresee: Foresee | None = None
     awaited = True
 
-    def __init__(self) -> None:
+    def __init__(self, *, single: bool) -> None:
+        self.single = single
         self.entries: list[list[bytes]] = []
 
     def encode(self, batches: list[bytes]) -> bytes:
@@ -85,7 +87,7 @@ class Batches:
 class GatheringNode:
     """A node whose disk writes when the test says so. It is its own turn, too."""
 
-    def __init__(self, name: str, wire: list[tuple[str, str, bytes]]) -> None:
+    def __init__(self, name: str, wire: list[tuple[str, str, bytes]], *, single: bool) -> None:
         self.name = name
         self._wire = wire
         self.clock = ManualClock(1_000)
@@ -95,7 +97,7 @@ class GatheringNode:
         self.timers = Timers(lambda: None)
         environment = MemoryEnvironment()
         self.disk = SteppedCommit(environment)
-        self.machine = Batches()
+        self.machine = Batches(single=single)
         store = GroupStore(environment)
         self.replicas = Replicas(
             name,
@@ -153,9 +155,9 @@ class GatheringNode:
 
 
 class Cluster:
-    def __init__(self) -> None:
+    def __init__(self, *, single: bool = False) -> None:
         self.wire: list[tuple[str, str, bytes]] = []
-        self.nodes = {name: GatheringNode(name, self.wire) for name in NAMES}
+        self.nodes = {name: GatheringNode(name, self.wire, single=single) for name in NAMES}
         self.leader = self.nodes["a"]
         self.leader.group.core.campaign()
         self.leader.replicas.touch(self.leader.group)
@@ -257,9 +259,10 @@ def test_large_batches_do_not_wait() -> None:
     assert cluster.leader.group.core.last_index == last + 3
 
 
-def test_what_is_committed_is_applied_in_parts() -> None:
-    """However many entries come at once, as after a pause."""
-    cluster = Cluster()
+@pytest.mark.parametrize("single", [False, True])
+def test_what_is_committed_is_applied_in_parts(single: bool) -> None:
+    """However many entries come at once, as after a pause. Those of the topology take longer."""
+    cluster = Cluster(single=single)
     follower = cluster.nodes["b"]
     before = len(follower.machine.entries)
     for number in range(300):
@@ -277,7 +280,8 @@ def test_what_is_committed_is_applied_in_parts() -> None:
         counts.append(len(follower.machine.entries))
         assert len(counts) < 1_000
     parts = [after - earlier for earlier, after in pairwise(counts) if after > earlier]
-    assert len(parts) >= 5 and max(parts) <= Options().apply_entries_max
+    most = Options().apply_single_max if single else Options().apply_entries_max
+    assert len(parts) >= 5 and max(parts) <= most
     assert [entry[0][:3].rstrip(b"x") for entry in follower.machine.entries] == [
         b"%d" % n for n in range(300)
     ]

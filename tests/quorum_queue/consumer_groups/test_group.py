@@ -431,6 +431,38 @@ def test_only_spans_near_a_change_are_encoded_again() -> None:
     assert b"".join(spans.encoded(encode)) == _encoded(spans.all())
 
 
+@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("verb", ["settle", "give_back", "discard"])
+def test_many_ranges_are_as_one_after_the_other(verb: str, seed: int) -> None:
+    chance = random.Random(seed)
+    together, one_by_one = group_of("a", partitions=3, limit=0), group_of("a", partitions=3, limit=0)
+    at, edges = [0, 0, 0], sorted(chance.sample(range(130), 2 * chance.choice((1, 3, 30))))
+    for _ in range(40):
+        number, count = chance.randrange(3), chance.randrange(1, 5)
+        for group in (together, one_by_one):
+            hand(group, "a", range(at[number], at[number] + count), number)
+        at[number] += count
+    ranges = [(low, high - 1) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+    if seed % 4 == 0:
+        # Not in order.
+        chance.shuffle(ranges)
+    getattr(together, f"{verb}_many")(("a", 1, "t"), ranges)
+    for low, high in ranges:
+        getattr(one_by_one, verb)(("a", 1, "t"), low, high)
+    assert _told(together) == _told(one_by_one)
+
+
+def _told(group: Group) -> list[object]:
+    member = group.members[("a", 1, "t")]
+    return [
+        [(first, each.partition.number, list(each.offsets), each.stop) for first, each in member.portions()],
+        member.count,
+        [(each.held.all(), each.returned.all(), each.dying.all()) for each in group.partitions.values()],
+        [(dead.partition.number, dead.span, dead.reason) for dead in group.dead],
+        [[each.number for each in noted] for noted in (group.changed, group.freed)],
+    ]
+
+
 @pytest.mark.pure
 @pytest.mark.parametrize("verb", ["settle", "return", "discard"])
 def test_the_lists_of_a_partition_are_moved_once_for_many_messages(
