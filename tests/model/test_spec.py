@@ -965,3 +965,26 @@ def test_what_a_transaction_acks_stays_if_a_cluster_refuses_it(three: Talk) -> N
     assert copy.held
     three.model.close_channel(three.channel)
     assert copy.ready
+
+
+def test_a_cluster_does_not_decide_about_a_transaction_to_no_queue(three: Talk) -> None:
+    one, two = three.channel, three.open(2)
+    for channel in (one, two):
+        three.done(three.model.select(channel, "tx"))
+    as_producer(three, two, 2)
+    three.done(three.model.commit(two))
+    three.declare("q")
+    as_producer(three, one, 1)
+    assert three.model.commit(one).codes == {0, PRECONDITION_FAILED}
+
+
+def test_a_group_waits_for_nothing_of_a_transaction_that_may_be_refused(three: Talk) -> None:
+    three.stream("s")
+    group = three.declare("q", "stream-group", stream="s", stream_offset="first")
+    three.done(three.model.select(three.channel, "tx"))
+    three.model.epochs.begun("billing", 2, sure=False)
+    three.step()
+    headers = {"x-producer": "billing", "x-producer-epoch": 1}
+    three.model.publish(three.channel, Message(1, 10, "", "s", headers=headers))
+    assert three.model.commit(three.channel).codes == {0, PRECONDITION_FAILED}
+    assert [copy.presence for copy in group.copies] == [Presence.MAYBE]
