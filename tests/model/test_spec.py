@@ -988,3 +988,18 @@ def test_a_group_waits_for_nothing_of_a_transaction_that_may_be_refused(three: T
     three.model.publish(three.channel, Message(1, 10, "", "s", headers=headers))
     assert three.model.commit(three.channel).codes == {0, PRECONDITION_FAILED}
     assert [copy.presence for copy in group.copies] == [Presence.MAYBE]
+
+
+def test_what_a_stuck_consumer_held_may_expire_before_its_auto_delete_queue_goes(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    queue = talk.declare("q", dead_letter_exchange="", dead_letter_routing_key="dead")
+    queue.auto_delete = True
+    talk.publish("q", expiration_ms=150)
+    talk.step()
+    arguments = {"x-consumer-timeout": 500}
+    talk.done(talk.model.consume(talk.channel, "q", "slow", arguments=arguments))
+    talk.deliver(1, tag="slow")
+    talk.step(0.6)
+    talk.model.on_cancel(talk.channel, "slow")
+    assert "q" not in talk.model.queues
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]

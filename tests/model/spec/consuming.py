@@ -375,7 +375,7 @@ class Consuming(Topology):
         """It held a message for too long. All that it holds goes back, and its later acks do no harm."""
         queue, unacked = consumer.queue, consumer.channel.unacked
         mine = {tag: held for tag, held in unacked.items() if held.consumer is consumer}
-        self._remove_consumer(consumer)
+        # Before an auto-delete queue goes with it.
         for tag, held in sorted(mine.items()):
             unacked[tag] = Held(None, queue, None)
             if held.copy is not None and held.copy.held:
@@ -383,6 +383,7 @@ class Consuming(Topology):
                 if self.broker.nodes > 1 and not held.copy.gone:
                     held.copy.presence = min(held.copy.presence, Presence.COMING)
         queue.trim()
+        self._remove_consumer(consumer)
 
     def permissions_changed(self) -> None:
         """A member that may not read all streams loses its messages before it is cancelled."""
