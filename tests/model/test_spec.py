@@ -1003,3 +1003,18 @@ def test_what_a_stuck_consumer_held_may_expire_before_its_auto_delete_queue_goes
     talk.model.on_cancel(talk.channel, "slow")
     assert "q" not in talk.model.queues
     assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_the_next_message_may_be_on_its_way_to_a_stuck_consumer(three: Talk) -> None:
+    three.declare("q")
+    three.publish("q", 2)
+    three.step()
+    three.done(three.model.qos(three.channel, 1, False))
+    arguments = {"x-consumer-timeout": 500}
+    three.done(three.model.consume(three.channel, "q", "slow", arguments=arguments))
+    three.deliver(1, tag="slow")
+    three.step(0.6)
+    three.model.on_cancel(three.channel, "slow")
+    three.consume("q", "next")
+    three.deliver(1, redelivered=True, tag="next")
+    three.deliver(2, redelivered=True, tag="next")

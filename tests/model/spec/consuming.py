@@ -384,6 +384,9 @@ class Consuming(Topology):
                     held.copy.presence = min(held.copy.presence, Presence.COMING)
         queue.trim()
         self._remove_consumer(consumer)
+        if self.broker.nodes > 1 and self.queues.get(queue.name) is queue:
+            # Its room may have gone to the next message before the queue heard of its end.
+            self.leave_together(queue)
 
     def permissions_changed(self) -> None:
         """A member that may not read all streams loses its messages before it is cancelled."""
