@@ -1018,3 +1018,15 @@ def test_the_next_message_may_be_on_its_way_to_a_stuck_consumer(three: Talk) -> 
     three.consume("q", "next")
     three.deliver(1, redelivered=True, tag="next")
     three.deliver(2, redelivered=True, tag="next")
+
+
+def test_what_need_not_be_there_may_be_on_its_way_when_a_channel_closes(three: Talk) -> None:
+    queue = three.declare("q")
+    three.publish("q")
+    [copy] = queue.copies
+    copy.presence = Presence.MAYBE
+    three.consume("q")
+    three.model.close_channel(three.channel)
+    three.channel = three.open(2)
+    three.consume("q")
+    three.deliver(1, redelivered=True)

@@ -41,8 +41,17 @@ class Consuming(Topology):
         self._give_back(channel)
         for consumer in list(channel.consumers.values()):
             self._remove_consumer(consumer)
+            if self.broker.nodes > 1:
+                self._come_back_unseen(consumer.queue)
         for reader in channel.readers.values():
             reader.over = True
+
+    @staticmethod
+    def _come_back_unseen(queue: Queue) -> None:
+        """Nobody has waited for what need not be there: it may have been on its way to one that is gone."""
+        for copy in queue.line():
+            if copy.presence is Presence.MAYBE and copy.flag is Flag.NO:
+                copy.flag, copy.returns = Flag.EITHER, (copy.returns[0], copy.returns[1] + 1)
 
     def _give_back(self, channel: Channel) -> None:
         held = list(channel.unacked.values()) + [held for _, _, held in channel.tx_settles]
