@@ -965,3 +965,68 @@ def test_what_a_transaction_acks_stays_if_a_cluster_refuses_it(three: Talk) -> N
     assert copy.held
     three.model.close_channel(three.channel)
     assert copy.ready
+
+
+def test_a_cluster_does_not_decide_about_a_transaction_to_no_queue(three: Talk) -> None:
+    one, two = three.channel, three.open(2)
+    for channel in (one, two):
+        three.done(three.model.select(channel, "tx"))
+    as_producer(three, two, 2)
+    three.done(three.model.commit(two))
+    three.declare("q")
+    as_producer(three, one, 1)
+    assert three.model.commit(one).codes == {0, PRECONDITION_FAILED}
+
+
+def test_a_group_waits_for_nothing_of_a_transaction_that_may_be_refused(three: Talk) -> None:
+    three.stream("s")
+    group = three.declare("q", "stream-group", stream="s", stream_offset="first")
+    three.done(three.model.select(three.channel, "tx"))
+    three.model.epochs.begun("billing", 2, sure=False)
+    three.step()
+    headers = {"x-producer": "billing", "x-producer-epoch": 1}
+    three.model.publish(three.channel, Message(1, 10, "", "s", headers=headers))
+    assert three.model.commit(three.channel).codes == {0, PRECONDITION_FAILED}
+    assert [copy.presence for copy in group.copies] == [Presence.MAYBE]
+
+
+def test_what_a_stuck_consumer_held_may_expire_before_its_auto_delete_queue_goes(talk: Talk) -> None:
+    dead = talk.declare("dead")
+    queue = talk.declare("q", dead_letter_exchange="", dead_letter_routing_key="dead")
+    queue.auto_delete = True
+    talk.publish("q", expiration_ms=150)
+    talk.step()
+    arguments = {"x-consumer-timeout": 500}
+    talk.done(talk.model.consume(talk.channel, "q", "slow", arguments=arguments))
+    talk.deliver(1, tag="slow")
+    talk.step(0.6)
+    talk.model.on_cancel(talk.channel, "slow")
+    assert "q" not in talk.model.queues
+    assert [copy.presence for copy in dead.line()] == [Presence.MAYBE]
+
+
+def test_the_next_message_may_be_on_its_way_to_a_stuck_consumer(three: Talk) -> None:
+    three.declare("q")
+    three.publish("q", 2)
+    three.step()
+    three.done(three.model.qos(three.channel, 1, False))
+    arguments = {"x-consumer-timeout": 500}
+    three.done(three.model.consume(three.channel, "q", "slow", arguments=arguments))
+    three.deliver(1, tag="slow")
+    three.step(0.6)
+    three.model.on_cancel(three.channel, "slow")
+    three.consume("q", "next")
+    three.deliver(1, redelivered=True, tag="next")
+    three.deliver(2, redelivered=True, tag="next")
+
+
+def test_what_need_not_be_there_may_be_on_its_way_when_a_channel_closes(three: Talk) -> None:
+    queue = three.declare("q")
+    three.publish("q")
+    [copy] = queue.copies
+    copy.presence = Presence.MAYBE
+    three.consume("q")
+    three.model.close_channel(three.channel)
+    three.channel = three.open(2)
+    three.consume("q")
+    three.deliver(1, redelivered=True)

@@ -41,8 +41,17 @@ class Consuming(Topology):
         self._give_back(channel)
         for consumer in list(channel.consumers.values()):
             self._remove_consumer(consumer)
+            if self.broker.nodes > 1:
+                self._come_back_unseen(consumer.queue)
         for reader in channel.readers.values():
             reader.over = True
+
+    @staticmethod
+    def _come_back_unseen(queue: Queue) -> None:
+        """Nobody has waited for what need not be there: it may have been on its way to one that is gone."""
+        for copy in queue.line():
+            if copy.presence is Presence.MAYBE and copy.flag is Flag.NO:
+                copy.flag, copy.returns = Flag.EITHER, (copy.returns[0], copy.returns[1] + 1)
 
     def _give_back(self, channel: Channel) -> None:
         held = list(channel.unacked.values()) + [held for _, _, held in channel.tx_settles]
@@ -375,7 +384,7 @@ class Consuming(Topology):
         """It held a message for too long. All that it holds goes back, and its later acks do no harm."""
         queue, unacked = consumer.queue, consumer.channel.unacked
         mine = {tag: held for tag, held in unacked.items() if held.consumer is consumer}
-        self._remove_consumer(consumer)
+        # Before an auto-delete queue goes with it.
         for tag, held in sorted(mine.items()):
             unacked[tag] = Held(None, queue, None)
             if held.copy is not None and held.copy.held:
@@ -383,6 +392,10 @@ class Consuming(Topology):
                 if self.broker.nodes > 1 and not held.copy.gone:
                     held.copy.presence = min(held.copy.presence, Presence.COMING)
         queue.trim()
+        self._remove_consumer(consumer)
+        if self.broker.nodes > 1 and self.queues.get(queue.name) is queue:
+            # Its room may have gone to the next message before the queue heard of its end.
+            self.leave_together(queue)
 
     def permissions_changed(self) -> None:
         """A member that may not read all streams loses its messages before it is cancelled."""

@@ -331,7 +331,8 @@ class Publishes(Consuming):
         if not channel.transactional:
             return refused(PRECONDITION_FAILED)
         surely, perhaps = self.epochs.shut_out(channel)
-        if surely:
+        decided = self.broker.nodes == 1 or self._has_parts(channel)
+        if surely and decided:
             return refused(PRECONDITION_FAILED)
         # A queue need not exist before the commit.
         channel.tx_publishes = [
@@ -367,7 +368,8 @@ class Publishes(Consuming):
             self._end_settles(channel)
 
         def committed(_: Any) -> None:
-            self.epochs.committed(channel)
+            if decided:
+                self.epochs.committed(channel)
             if doubted:
                 self._end_settles(channel)
             for publishing in publishings:
@@ -389,10 +391,7 @@ class Publishes(Consuming):
                         taker.remembered[identity] = Presence.MAYBE
                 for copy in [*(copy for _, copy in publishing.copies), *publishing.letters]:
                     copy.presence = Presence.MAYBE
-                for log in publishing.logs:
-                    for entry in log.entries:
-                        if entry.message is publishing.message:
-                            entry.presence = Presence.MAYBE
+                self._doubt_entries(publishing)
         return Promise(frozenset(codes), committed, nothing if whole else committed)
 
     def _end_settles(self, channel: Channel) -> None:
@@ -401,6 +400,12 @@ class Publishes(Consuming):
         for how, _, held in settles:
             self._settle(how, held)
         self._trim([held for how, _, held in settles if how != "ack"])
+
+    def _has_parts(self, channel: Channel) -> bool:
+        """True if a queue has a part in the transaction. A cluster decides about no other ones."""
+        return any(name in self.queues for _, names, _, _ in channel.tx_publishes for name in names) or any(
+            isinstance(held.queue, Queue) for _, _, held in channel.tx_settles
+        )
 
     def _is_paused(self, name: str) -> bool:
         queue = self.queues.get(name)
