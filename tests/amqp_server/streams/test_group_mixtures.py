@@ -51,6 +51,8 @@ class Channel:
         self.consumes = not self.gets or chance.random() < 0.5
         #: The settlements of the open transaction, with the tags.
         self.begun: list[tuple[str, int, Message]] = []
+        #: The open transaction settles something that the group has forgotten: its commit is refused.
+        self.stale = False
 
     def has(self) -> list[Message]:
         """Return the messages that the channel holds, also those that it settles in a transaction without a
@@ -121,6 +123,12 @@ class Mixture:
                 answers.append(each)
                 if isinstance(each, commands.Basic.Cancel) and channel is not None:
                     channel.lost = True
+                if channel is not None and channel.stale and isinstance(each, commands.Channel.Close):
+                    assert each.reply_code == 406 and "nothing was done" in each.reply_text
+                    channel.tell(commands.Channel.CloseOk())
+                    self.channels.remove(channel)
+                    self.come_back(channel.has())
+                    continue
                 assert not isinstance(each, commands.Channel.Close | commands.Connection.Close), each
         return answers
 
@@ -252,12 +260,16 @@ class Mixture:
             self.letters += now
 
     def end_transaction(self) -> None:
-        begun = [each for each in self.channels if each.transacts and each.begun]
+        begun = [each for each in self.channels if each.transacts and (each.begun or each.stale)]
         if not begun:
             return
         channel = self.chance.choice(begun)
+        if channel.stale and self.chance.random() < 0.7:
+            channel.tell(commands.Tx.Commit())
+            return
         done, channel.begun = channel.begun, []
-        if self.chance.random() < 0.7:
+        was_stale, channel.stale = channel.stale, False
+        if not was_stale and self.chance.random() < 0.7:
             for kind, _, message in done:
                 self.settled(kind, [message])
             channel.tell(commands.Tx.Commit())
@@ -316,7 +328,9 @@ class Mixture:
         """Forget the held messages of a partition."""
         for each in self.channels:
             each.held = {tag: message for tag, message in each.held.items() if message[0] != name}
-            each.begun = [settled for settled in each.begun if settled[2][0] != name]
+            left = [settled for settled in each.begun if settled[2][0] != name]
+            each.stale = each.stale or len(left) < len(each.begun)
+            each.begun = left
 
     def declare_anew(self) -> None:
         if self.lives:
