@@ -11,6 +11,7 @@ import trio
 from amqp_server.broker.declared.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster.api_questions import Answerer, Unanswered
+from amqp_server.cluster.membership.machines import machine_of
 from amqp_server.cluster.readiness import has_majority, obstacle
 from amqp_server.cluster.topology_group import GROUP, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
@@ -147,6 +148,16 @@ class Administration:
             and all(peer.match == core.last_index for peer in peers.values())
             and not core.members.learners,
         }
+
+    @property
+    def machine(self) -> str:
+        """The name of the node that this process is a worker of; its own name without workers."""
+        return machine_of(self._cluster.node)
+
+    def other_workers(self) -> list[str]:
+        """Return the other workers of this node."""
+        names = self._cluster.roster.nodes
+        return [name for name in names if name != self._cluster.node and machine_of(name) == self.machine]
 
     def online(self, members: Iterable[str]) -> list[str]:
         """Return those of a queue's members that are up."""

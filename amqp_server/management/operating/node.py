@@ -8,7 +8,6 @@ from typing import Any
 
 import msgspec
 
-from amqp_server.cluster.membership.machines import machine_of
 from amqp_server.config import InvalidOption, parse_bytes
 from amqp_server.management.request.answer import NO_CONTENT, Answer, not_found, refusing
 from amqp_server.management.request.call import Call
@@ -75,14 +74,14 @@ async def revive(call: Call) -> Answer:
 
 async def _at_all_workers(call: Call) -> Answer:
     """Let the other workers of this node do the same."""
-    own, others = call.parts.config.node, call.parts.others
-    workers = [name for name in others.names() if machine_of(name) == own] if others is not None else []
-    if workers:
-        await ask_others(call, workers, with_body=True)
+    administration = call.parts.administration
+    if administration is not None and not call.local:
+        await ask_others(call, administration.other_workers(), with_body=True)
     return NO_CONTENT
 
 
 def require_node(call: Call) -> None:
-    own = call.parts.config.node
-    if call.path["node"] not in (own, *([machine_of(own)] if call.local else [])):
+    administration, asked = call.parts.administration, call.path["node"]
+    whole = administration.machine if administration is not None and call.local else ""
+    if asked not in (call.parts.config.node, whole):
         raise not_found()
