@@ -125,10 +125,12 @@ def _channel_state(channel: Channel) -> ChannelState:
 
 
 def take_over(session: Session, state: SessionState) -> None:
-    """Let a new session go on with the state of another process's one. Raises KeyError if this node does not
-    know the vhost.
+    """Let a new session go on with the state of another process's one. Raises KeyError if the vhost or the
+    user was deleted meanwhile.
     """
     client, broker = session.client, session.broker
+    if broker.access.users.get(state.username) is None:
+        raise KeyError(state.username)
     session.vhost = vhost = broker.vhosts[state.vhost]
     client.given_name, client.connected_at_ms = state.given_name, state.connected_at_ms
     client.username, client.access, client.identity = state.username, state.access, state.identity

@@ -152,9 +152,12 @@ class Parent:
         """Start a worker."""
         child.ready, writes = os.pipe()
         child.began_s, child.due_s = time.monotonic(), 0.0
+        # A signal to the worker must not be noted as one to the parent, whose handlers it has at first.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         child.pid = os.fork()
         if not child.pid:
             self._be(child, writes)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.close(writes)
         self._selector.register(child.ready, selectors.EVENT_READ, child)
 
@@ -179,6 +182,7 @@ class Parent:
         signal.set_wakeup_fd(-1)
         for each in _SIGNALS:
             signal.signal(each, signal.SIG_IGN if each == signal.SIGHUP else signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         for key in list(self._selector.get_map().values()):
             end = key.fileobj
             os.close(end if isinstance(end, int) else end.fileno())

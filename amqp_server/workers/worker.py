@@ -106,8 +106,9 @@ class Worker:
         return self.board.others(self.number, CONNECTIONS)
 
     def is_crowded(self) -> bool:
-        counts = self.board.all(CONNECTIONS)
-        return counts[self.number] > min(counts)
+        counts, serving = self.board.all(CONNECTIONS), self.board.all(SERVES)
+        others = [count for count, serves in zip(counts, serving, strict=True) if serves]
+        return counts[self.number] > min(others, default=0)
 
     # See resources.OtherProcesses.
 

@@ -377,10 +377,9 @@ class Server:
         self.transports[transport] = None
         try:
             take_over(transport.session, state)
-        except KeyError:
-            # The vhost was deleted meanwhile.
-            transport.session.force_close("its vhost was deleted")
-            transport.contain(transport.start)
+        except KeyError as gone:
+            logger.info("connection %s ends: %s was deleted meanwhile", state.name, gone)
+            transport.close()
             return
         transport.contain(partial(transport.go_on_with, state.unread))
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 
+import msgspec
 import pytest
 from pamqp import base, commands
 
@@ -31,6 +32,7 @@ STEPS = 40
 @contextmanager
 def polled_node() -> Iterator[PolledNode]:
     node = PolledNode()
+    node.broker.access.users.put("guest", "")
     try:
         yield node
     finally:
@@ -203,3 +205,15 @@ def test_it_stays_while_it_holds_something(node: PolledNode) -> None:
     stays(commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="r", no_ack=True))
     client.call(commands.Basic.Cancel("r"))
     stays(commands.Tx.Select())
+
+
+@pytest.mark.parametrize("what", ["user", "vhost"])
+def test_it_ends_if_what_it_needs_was_deleted_on_its_way(node: PolledNode, what: str) -> None:
+    session = node.client().transport.session
+    state = decode(encode(state_of(session, b"")))
+    if what == "user":
+        node.broker.access.users.delete("guest")
+    else:
+        state = msgspec.structs.replace(state, vhost="gone")
+    with pytest.raises(KeyError):
+        take_over(node.client("later").transport.session, state)
