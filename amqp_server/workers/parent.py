@@ -79,6 +79,8 @@ class Parent:
         #: Of each worker one, which it alone listens on.
         self._metrics: list[socket.socket] = []
         self._links: list[socket.socket] = []
+        #: Where they listen.
+        self._addresses: list[str] = []
         #: By number, the two ends of the way of connections to each worker. Those on their way to a worker
         #: that ends wait for its next process.
         self._ways = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
@@ -120,7 +122,8 @@ class Parent:
             self._begin(child)
         while any(child.pid or child.due_s for child in self._children):
             self._wait()
-        return self._code
+        # All of them were left down.
+        return self._code if self._stopping else INTERNAL_ERROR
 
     def _await_earlier(self) -> None:
         """If an earlier parent was killed, the kernel may still be ending its workers."""
@@ -131,7 +134,9 @@ class Parent:
 
     def _make_secret(self) -> None:
         directory = Path(self._config.data_dir) / WORKERS
-        directory.mkdir(parents=True, exist_ok=True)
+        # A mode holds for the last of the directories that are made.
+        directory.parent.mkdir(0o700, parents=True, exist_ok=True)
+        directory.mkdir(0o700, exist_ok=True)
         path = directory / SECRET_FILE
         if not path.exists():
             fresh = path.with_suffix(".new")
@@ -149,23 +154,33 @@ class Parent:
     # -- workers ---------------------------------------------------------------------------------------------
 
     def _begin(self, child: _Child) -> None:
-        """Start a worker."""
+        """Start a worker; if the machine has no room for it now, try again later."""
+        try:
+            self._fork(child)
+        except OSError as error:
+            logger.error("worker %s cannot be started: %s; it waits", self._name(child), error)
+            self._close_ready(child)
+            child.pid, child.due_s = 0, time.monotonic() + PAUSE_MAX_S
+
+    def _fork(self, child: _Child) -> None:
         child.ready, writes = os.pipe()
         child.began_s, child.due_s = time.monotonic(), 0.0
+        self._selector.register(child.ready, selectors.EVENT_READ, child)
         # A signal to the worker must not be noted as one to the parent, whose handlers it has at first.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-        child.pid = os.fork()
-        if not child.pid:
-            self._be(child, writes)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
-        os.close(writes)
-        self._selector.register(child.ready, selectors.EVENT_READ, child)
+        parent = os.getpid()
+        try:
+            child.pid = os.fork()
+            if not child.pid:
+                self._be(child, writes, parent)
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+            os.close(writes)
 
-    def _be(self, child: _Child, writes: int) -> None:
+    def _be(self, child: _Child, writes: int, parent: int) -> None:
         """Be a worker, in its process, until it ends."""
         code = INTERNAL_ERROR
         try:
-            parent = os.getppid()
             # A node without its parent would be a node that nobody can stop.
             ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
             if os.getppid() == parent:
@@ -187,7 +202,6 @@ class Parent:
             end = key.fileobj
             os.close(end if isinstance(end, int) else end.fileno())
         self._selector.close()
-        os.close(child.ready)
         self._wakes.close()
         for number, links in enumerate(self._links):
             if number != child.number:
@@ -199,7 +213,6 @@ class Parent:
 
     def _worker(self, number: int, writes: int) -> Worker:
         config = config_of(self._config, number, self._addresses)
-        directory_of(self._config, number).mkdir(parents=True, exist_ok=True)
 
         def ready(text: str) -> None:
             os.write(writes, text.encode())
@@ -229,7 +242,9 @@ class Parent:
         dues = [child.due_s for child in self._children if child.due_s]
         for key, _ in self._selector.select(max(0.0, min(dues) - now) if dues else None):
             if isinstance(key.data, _Child):
-                self._is_ready(key.data)
+                # The pipe may be that of a process whose end was noted just before.
+                if key.fd == key.data.ready:
+                    self._is_ready(key.data)
             else:
                 for number in key.data.recv(256):
                     self._signalled(number)
@@ -295,7 +310,7 @@ class Parent:
 
     def _restart(self, child: _Child, code: int) -> None:
         name = self._name(child)
-        why = f"by {signal.Signals(-code).name}" if code < 0 else f"with code {code}"
+        why = f"by {_signal_name(-code)}" if code < 0 else f"with code {code}"
         lasted = time.monotonic() - child.began_s
         child.failures = child.failures + 1 if lasted < STEADY_S else 1
         if child.failures > self._config.worker_restarts_max:
@@ -311,6 +326,13 @@ class Parent:
 
     def _name(self, child: _Child) -> str:
         return worker_name(self._config.node, child.number)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
 
 
 def _noted(number: int, frame: object) -> None:

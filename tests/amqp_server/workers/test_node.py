@@ -254,6 +254,12 @@ def test_limits_are_the_nodes(tmp_path: Path) -> None:
         until("all have it", lambda: memory_limits(node) == [3_000_000_000] * WORKERS)
 
 
+def test_nobody_else_reads_its_files(node: Node) -> None:
+    for path in (node.data, node.data / "workers", node.data / "workers/1"):
+        assert path.stat().st_mode & 0o777 == 0o700, path
+    assert (node.data / "workers/links.secret").stat().st_mode & 0o777 == 0o600
+
+
 def test_operators_see_one_node(node: Node) -> None:
     with channels(node, WORKERS):
         node.mqctl("set_log_level", "debug")
