@@ -437,10 +437,11 @@ def test_dead_letters_that_nobody_takes_count_in_the_limit(ch: BlockingChannel, 
 
     def shown() -> bool:
         row.update(api.ask("GET", f"queues/%2F/{queue}").json)
-        return bool(row.get("messages_dlx", 0) >= 2)
+        # RabbitMQ shows its numbers later than the queue.
+        return bool(row.get("messages_dlx", 0) >= 2 and row.get("messages_ready") == 0)
 
     wait_for(shown, "the number of dead letters")
-    assert (row["message_bytes_dlx"] >= row["messages_dlx"], row["messages_ready"]) == (True, 0)
+    assert row["message_bytes_dlx"] >= row["messages_dlx"]
 
 
 def test_depth_is_told(ch: BlockingChannel, name: Name) -> None:

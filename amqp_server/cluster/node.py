@@ -607,6 +607,11 @@ class ClusterNode:
 
     async def _join(self) -> None:
         await self._joined.wait()
+        founded = self._founding.founded
+        # A node with a new directory gets the log once the cluster has the node. What it sends before that is
+        # not taken, and its later proposals would wait for that one for ever.
+        while founded is not None and founded.lost and self.node not in self.roster.nodes:
+            await trio.sleep(TICK_S)
         await self.mark()
         # The topology's leader does the same, later: clients must not find what ended with an earlier start.
         await self._until_applied(partial(self._broker.propose, NodeDown(self.node, self.incarnation - 1)))

@@ -96,7 +96,8 @@ def test_a_queue_of_one_node(ring: Ring, durable: bool) -> None:
             assert (told["type"], told["node"], told["leader"]) == ("classic", "n2", "")
             assert (told["members"], told["online"], told["copy"]) == ([], [], None)
             text = ring.mqctl(at, "explain", "queue", "why local")
-            assert "on node n2" in text and "copy" not in text
+            assert "on node n2" in text
+            assert "has no copy" not in text and "has applied" not in text
         for length in range(7, 27):
             # Whichever node is asked, it knows what any client was told.
             setter, asked = NAMES[length % 3], NAMES[(length + 1) % 3]

@@ -138,6 +138,7 @@ OTHER_LIMITS = {
         half_open_per_address_max http_connections_max http_memory_bytes_max http_pipelined_max
         http_requests_max http_requests_per_user_max log_lines_max log_queue_lines_max message_status_queues_max
         metrics_objects_max password_checks_max password_checks_waiting_max queue_restart_tries_max
+        worker_restarts_max
         shovel_bytes_max shovel_prefetch_max shovels_bytes_max stream_read_bytes_max suspended_input_bytes_max
         transfer_bytes_max tx_bytes_max tx_parts_max unfinished_bytes_max unsent_bytes_max group_gaps_max
         log_bytes_max
