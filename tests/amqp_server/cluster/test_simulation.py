@@ -34,7 +34,7 @@ def test_seeds_and_what_they_reach() -> None:
         "crashes": 100, "partitions": 40, "links break": 40, "stands still": 10, "the disk is full": 20,
         "disks are lost": 3, "snapshots taken over": 5, "batches skipped": 30, "links are dead for long": 50,
         "clients go on with a dead link": 5, "everything but a link is mended": 15, "clocks are set": 50,
-        "starts again with a higher number": 3, "committed": 150, "rollback answered": 20, "alarms": 60,
+        "starts again with a higher number": 3, "committed": 150, "rollback answered": 10, "alarms": 60,
         "snapshots made while more was applied": 5, "queues fail": 10, "nodes are upgraded": 40, "the last node is upgraded": 12,
         "steps with nodes of two versions": 2500, "PauseQueue": 150, "ProtectQueue": 40,
     }  # fmt: skip

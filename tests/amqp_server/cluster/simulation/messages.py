@@ -122,9 +122,12 @@ class Messages:
         self.by_body[body].exempt = True
 
     def is_of(self, body: bytes, queue_id: int) -> bool:
-        """Return whether the message was published to this queue."""
+        """Return whether the message was published to this queue, or to its name before it was declared."""
         message = self.by_body.get(body)
-        return message is not None and message.queue_id == queue_id
+        return message is not None and self._is_in(queue_id, message)
+
+    def _is_in(self, queue_id: int, message: Message) -> bool:
+        return message.queue_id == queue_id or (message.late and self._follows(queue_id, message))
 
     def seen(self, body: bytes, queue_id: int, client: int, *, redelivered: bool, away: bool) -> None:
         """A client got the message from this queue; `away` if that lives on another node, or on one that
@@ -138,7 +141,7 @@ class Messages:
             raise Violation(f"{body!r} was published by nobody")
         if message.forgotten:
             raise Violation(f"queue {queue_id} shows {body!r}, which was never committed")
-        if message.queue_id != queue_id and not (message.late and self._follows(queue_id, message)):
+        if not self._is_in(queue_id, message):
             raise Violation(
                 f"queue {queue_id} shows {body!r}, which was published to queue {message.queue_id}"
             )
