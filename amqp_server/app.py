@@ -67,6 +67,7 @@ from amqp_server.secret_files import SecretFileError, read_password
 from amqp_server.startup import start_time
 from amqp_server.startup.administrator import reset_administrator
 from amqp_server.startup.doubts import doubts
+from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR
 from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
 from amqp_server.startup.options import Reread, command_line
 from amqp_server.startup.reload import Reload, Reloaded
@@ -74,7 +75,7 @@ from amqp_server.startup.remotes import open_remote
 from amqp_server.streams.local_host import StreamOptions, StreamServices
 from amqp_server.streams.tiers.remotes import Remotes
 from amqp_server.turn import NoPeers, Peers, Turn
-from amqp_server.workers.cores import AGAIN, workers_of, workers_on_disk
+from amqp_server.workers.cores import workers_of, workers_on_disk
 from persistence.commits.commit import Commit
 from persistence.delivered_marks import DeliveredMarks
 from persistence.environment import MARKS_FILE, Environment
@@ -119,8 +120,6 @@ FIRST_PERMISSION_WAIT_S = 1.0
 STOP_TIMEOUT_S = 5.0
 #: What the log says of the alarm of a full disk.
 WRITES_FAIL = "the file system of the data directory is full"
-#: Exit code after an internal error (EX_SOFTWARE).
-INTERNAL_ERROR = 70
 
 
 class Node:

@@ -1618,9 +1618,12 @@ class Config:
         for peer in self.peers:
             name, _, address = peer.partition("=")
             parsed = parse_address(address)
-            if parsed is not None and _allowed_text("name", (), name):
+            if parsed is not None and self._is_name(name):
                 found[name] = parsed
         return found
+
+    def _is_name(self, name: str) -> bool:
+        return _allowed_text("name", (), name)
 
     @property
     def remotes(self) -> dict[str, StreamRemote]:

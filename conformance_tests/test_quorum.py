@@ -389,9 +389,11 @@ def test_dead_lettering_by_each_strategy(ch: BlockingChannel, name: Name, strate
     assert got[0].headers["x-death"][0]["reason"] == reason
 
 
-def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> None:
-    """A dead letter that can't be routed stays with its queue until it can."""
-    exchange, dead = name("x"), name("dead")
+def without_a_target(ch: BlockingChannel, name: Name, **arguments: object) -> tuple[str, str]:
+    """Declare a queue that holds its dead letters, and their exchange, to which nothing is bound; return the
+    names of the exchange and of the queue.
+    """
+    exchange = name("x")
     ch.exchange_declare(exchange, "fanout", durable=True)
     queue = quorum(
         ch,
@@ -399,7 +401,15 @@ def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> No
         dead_letter_exchange=exchange,
         dead_letter_strategy="at-least-once",
         overflow="reject-publish",
+        **arguments,
     )
+    return exchange, queue
+
+
+def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> None:
+    """A dead letter that can't be routed stays with its queue until it can."""
+    exchange, queue = without_a_target(ch, name)
+    dead = name("dead")
     confirmed(ch, queue, b"m")
     ch.basic_reject(wait_get(ch, queue, auto_ack=False).tag, requeue=False)
     pump(ch, 0.2)
@@ -410,17 +420,7 @@ def test_at_least_once_waits_for_a_target(ch: BlockingChannel, name: Name) -> No
 
 
 def test_dead_letters_that_nobody_takes_count_in_the_limit(ch: BlockingChannel, api: Api, name: Name) -> None:
-    exchange = name("x")
-    ch.exchange_declare(exchange, "fanout", durable=True)
-    queue = quorum(
-        ch,
-        name,
-        dead_letter_exchange=exchange,
-        dead_letter_strategy="at-least-once",
-        overflow="reject-publish",
-        max_length=2,
-    )
-
+    _, queue = without_a_target(ch, name, max_length=2)
     ch.confirm_delivery()
 
     def refuses() -> bool:

@@ -377,6 +377,9 @@ class Session:
                 f"({self.config.channels_max})"
             )
         self.broker.runtime.limits.check_channel(self.client.username, self.client.identity)
+        self._count_channel()
+
+    def _count_channel(self) -> None:
         self.broker.counts.channels += 1
         self.broker.sessions.channel_opened(self.client.identity)
 
@@ -575,17 +578,12 @@ class Session:
         """The connection has come with this channel."""
         self.channels[channel.number] = channel
         self.broker.counts.ended.channels_created += 1
-        self.broker.counts.channels += 1
-        self.broker.sessions.channel_opened(self.client.identity)
+        self._count_channel()
 
     def given_away(self) -> None:
         """The connection goes on in another process of this node: end here, and tell nobody."""
-        ended, vhost = self.broker.counts.ended, self.vhost
-        assert vhost is not None
-        ended.received_bytes += self.incoming.received_bytes
-        ended.sent_bytes += self.outbox.sent_bytes
-        vhost.received_bytes += self.incoming.received_bytes
-        vhost.sent_bytes += self.outbox.sent_bytes
+        assert self.vhost is not None
+        self._add_up_traffic(self.vhost)
         self._opened = False
         self.client.ended = True
 
@@ -785,8 +783,11 @@ class Session:
             return
         events.closed(self)
         self._opened = False
+        self.broker.counts.ended.connections_closed += 1
+        self._add_up_traffic(vhost)
+
+    def _add_up_traffic(self, vhost: VHost) -> None:
         ended, received, sent = self.broker.counts.ended, self.incoming.received_bytes, self.outbox.sent_bytes
-        ended.connections_closed += 1
         ended.received_bytes += received
         ended.sent_bytes += sent
         ended.received_count += self.incoming.received_count

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Final
 
 from amqp_server.config import AUTO, WORKERS_MAX, Config
 from persistence.environment import WORKERS
 
-#: Exit code of a worker that wants to be started again.
-AGAIN: Final = 75
 #: The quota of the control group (version 2): µs of CPU, or max, and the period, µs.
 QUOTA = Path("/sys/fs/cgroup/cpu.max")
 

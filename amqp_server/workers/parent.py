@@ -25,16 +25,14 @@ from amqp_server import logs
 from amqp_server.cluster.membership.machines import worker_name
 from amqp_server.config import Config
 from amqp_server.connection.sockets.listener import ListenError, bind, bind_all
+from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR
 from amqp_server.workers.board import Board
-from amqp_server.workers.cores import AGAIN
 from amqp_server.workers.worker import SECRET_FILE, Worker, config_of, directory_of, metrics_address
 from persistence.environment import WORKERS, is_in_use
 from quorum_queue.links import local_sockets
 
 logger = logging.getLogger("mqd.workers")
 
-#: Exit code after an error that the worker could not explain (EX_SOFTWARE).
-INTERNAL_ERROR: Final = 70
 #: A worker that ends sooner than this after its start has failed, s.
 STEADY_S: Final = 10.0
 #: Pause before the second restart in a row, doubled with each further one, s.

@@ -24,15 +24,8 @@ class WorkerConfig(Config):
     def __post_init__(self) -> None:
         pass
 
-    @property
-    def peer_addresses(self) -> dict[str, tuple[str, int]]:
-        found: dict[str, tuple[str, int]] = {}
-        for peer in self.peers:
-            name, _, address = peer.partition("=")
-            parsed = parse_address(address)
-            assert parsed is not None
-            found[name] = parsed
-        return found
+    def _is_name(self, name: str) -> bool:
+        return True
 
 
 def directory_of(config: Config, number: int) -> Path:

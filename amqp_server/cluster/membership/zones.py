@@ -48,13 +48,13 @@ class Zones:
         are used up; within a rank the zone decides.
         """
         chosen = [first]
-        left = elsewhere(ranked, first)
+        left = _elsewhere(ranked, first)
         while left and len(chosen) < count:
             rank = left[0][0]
             best = min(
                 (each for each in left if each[0] == rank), key=lambda each: self.crowd(each[1], chosen)
             )
-            left = elsewhere(left, best[1])
+            left = _elsewhere(left, best[1])
             chosen.append(best[1])
         return tuple(chosen)
 
@@ -63,7 +63,7 @@ class Zones:
         return (True, zone) if zone else (False, machine_of(node))
 
 
-def elsewhere(ranked: Sequence[tuple[object, str]], node: str) -> list[tuple[object, str]]:
+def _elsewhere(ranked: Sequence[tuple[object, str]], node: str) -> list[tuple[object, str]]:
     """Return the candidates that are on another machine than this node."""
     machine = machine_of(node)
     return [each for each in ranked if machine_of(each[1]) != machine]

@@ -273,9 +273,13 @@ class Server:
         if place is None:
             self.descriptors.give()
             return None
+        self._open_place()
+        return place
+
+    def _open_place(self) -> None:
+        """A connection has begun, and has taken its descriptor."""
         self._open += 1
         self._others.note_connections(self._open)
-        return place
 
     def _close_place(self) -> None:
         """A connection has ended, or could not begin."""
@@ -365,8 +369,7 @@ class Server:
             logger.error("a connection of %s ends: no descriptors are left for clients", state.peer)
             sock.close()
             return
-        self._open += 1
-        self._others.note_connections(self._open)
+        self._open_place()
         place = HalfOpen(source_of(state.peer), trio.current_time())
         try:
             sock.setblocking(False)

@@ -54,6 +54,8 @@ class Edge(Protocol):
     turn: Turn
     poller: Poller
     half_opens: HalfOpens
+    #: None if the node is one process.
+    affinity: Affinity | None
 
     @property
     def backpressure(self) -> Backpressure: ...
@@ -64,9 +66,6 @@ class Edge(Protocol):
 
     def log_in(self, transport: Transport) -> None:
         """Check the password, then call `logged_in`."""
-
-    #: None if the node is one process.
-    affinity: Affinity | None
 
     def wait_for_disk(self, transport: Transport) -> None:
         """Call `caught_up` when the disk has caught up."""
