@@ -98,10 +98,10 @@ class Worker:
     def connections(self) -> int:
         return self.board.others(self.number, CONNECTIONS)
 
-    def is_crowded(self) -> bool:
+    def surplus(self) -> int:
         counts, serving = self.board.all(CONNECTIONS), self.board.all(SERVES)
         others = [count for count, serves in zip(counts, serving, strict=True) if serves]
-        return counts[self.number] > min(others, default=0)
+        return max(0, counts[self.number] - min(others, default=0))
 
     # See resources.OtherProcesses.
 

@@ -10,8 +10,6 @@ import trio
 
 #: Pause after a connection that could not be accepted, s.
 PAUSE_S: Final = 0.1
-#: Pause in which another process may accept a connection, s.
-GIVE_WAY_S: Final = 0.001
 #: Errors of `accept` when nothing is wrong: no connection waits any more.
 NONE_WAITS = (BlockingIOError, InterruptedError, ConnectionAbortedError)
 
@@ -21,10 +19,10 @@ async def accept_all(
     batch: int,
     accepted: Callable[[socket.socket, Any], None],
     failed: Callable[[OSError], None],
-    give_way: Callable[[], bool] = lambda: False,
+    give_way_s: Callable[[], float] = lambda: 0.0,
 ) -> None:
     """Accept until the socket is closed, or cancelled; at most `batch` connections before other tasks run.
-    While `give_way`, wait a moment for another process that accepts from this socket.
+    Before that, leave another process that accepts from this socket `give_way_s` seconds for it.
 
     If there is no descriptor or no memory for a connection, it stays in the backlog, and the next try is
     after a pause: so no error of the kernel ends the loop.
@@ -35,8 +33,8 @@ async def accept_all(
     while listening.fileno() >= 0:
         try:
             await trio.lowlevel.wait_readable(listening)
-            if give_way():
-                await trio.sleep(GIVE_WAY_S)
+            if pause := give_way_s():
+                await trio.sleep(pause)
             for _ in range(batch):
                 try:
                     sock, address = listening.accept()

@@ -761,6 +761,20 @@ def test_of_two_messages_with_one_id_by_two_nodes_either_may_be_the_duplicate(th
     log.see(0, 2)
 
 
+def test_what_another_client_publishes_next_may_make_a_message_of_a_transaction_a_duplicate(
+    three: Talk,
+) -> None:
+    queue = three.declare("q", "quorum", deduplication=True)
+    three.done(three.model.select(three.channel, "tx"))
+    three.publish("q", headers={"x-deduplication-id": "a"})
+    three.step()
+    three.done(three.model.commit(three.channel))
+    three.session = Session(1, User("guest"), "n2")
+    three.channel = three.open(1)
+    three.publish("q", headers={"x-deduplication-id": "a"})
+    assert [copy.presence for copy in queue.copies] == [Presence.MAYBE, Presence.MAYBE]
+
+
 def test_a_queue_need_not_exist_before_the_commit(talk: Talk) -> None:
     talk.done(talk.model.select(talk.channel, "tx"))
     talk.publish("q")

@@ -52,6 +52,10 @@ logger = logging.getLogger("mqd.connection")
 
 #: Connections accepted in one turn.
 ACCEPT_BATCH: Final = 8
+#: Time that a process leaves others of this node to accept a connection, for each that it has more, s.
+GIVE_WAY_S: Final = 0.001
+#: The longest such time, s: a process that hangs is no hindrance.
+GIVE_WAY_MAX_S: Final = 0.008
 #: Interval of checks of all connections, ms.
 WATCH_MS: Final = 1_000
 #: Time for which connections are checked before others have their turns, s.
@@ -87,8 +91,8 @@ class OtherWorkers(Protocol):
     def connections(self) -> int:
         """Return the connections of the other processes."""
 
-    def is_crowded(self) -> bool:
-        """True if another process has fewer connections than this one."""
+    def surplus(self) -> int:
+        """Return how many connections this process has more than the one with the fewest."""
 
 
 class _NoOthers:
@@ -99,8 +103,8 @@ class _NoOthers:
     def connections(self) -> int:
         return 0
 
-    def is_crowded(self) -> bool:
-        return False
+    def surplus(self) -> int:
+        return 0
 
 
 NO_OTHERS: Final = _NoOthers()
@@ -229,8 +233,10 @@ class Server:
                 self._accept(nursery, sock, str(address[0]), None if tls is None else tls.context)
 
             batch = ACCEPT_BATCH if self._others is NO_OTHERS else 1
-            give_way = self._others.is_crowded
-            await accept_all(listening, batch, accepted, self._cannot_accept, give_way)
+            await accept_all(listening, batch, accepted, self._cannot_accept, self._give_way_s)
+
+    def _give_way_s(self) -> float:
+        return min(self._others.surplus() * GIVE_WAY_S, GIVE_WAY_MAX_S)
 
     def _cannot_accept(self, error: OSError) -> None:
         if self.broker.log_limit.allows("connections that could not be accepted", "clients", 1):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ import pytest
 from amqp_server.config import Config, InvalidOption
 from amqp_server.workers import cores
 from amqp_server.workers.board import CONNECTIONS, MEMORY, Board
-from amqp_server.workers.worker import config_of, metrics_address
+from amqp_server.workers.worker import Worker, config_of, metrics_address
 
 
 def test_processes_see_each_others_numbers() -> None:
@@ -28,6 +29,32 @@ def test_processes_see_each_others_numbers() -> None:
     assert (board.others(0, MEMORY), board.memory_limit_bytes) == (1 << 40, 9)
     board.clear(1)
     assert board.all(CONNECTIONS) == [5, 0, 0] and board.memory_limit_bytes == 9
+
+
+def test_who_has_more_connections_than_another_that_serves_gives_way() -> None:
+    board = Board(3)
+    whole = Config(workers="3")
+    with socket.socket() as unused:
+        workers = [
+            Worker(
+                number,
+                whole,
+                config_of(whole, number, ["@a:0", "@b:0", "@c:0"]),
+                sockets={},
+                links=unused,
+                inbox=unused,
+                outboxes=[],
+                board=board,
+                ready=lambda text: None,
+            )
+            for number in range(3)
+        ]
+    for number, count in enumerate((5, 2, 0)):
+        board.note(number, CONNECTIONS, count)
+    assert [worker.surplus() for worker in workers] == [5, 2, 0]
+    for worker in workers[:2]:
+        worker.begin("")
+    assert [worker.surplus() for worker in workers] == [3, 0, 0]
 
 
 @pytest.mark.parametrize(

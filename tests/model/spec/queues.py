@@ -230,7 +230,7 @@ class Queue:
         is_letter: bool = False,
     ) -> tuple[Copy | None, set[str]]:
         """A message comes. Return its copy, if it may be there, and the answers that are right."""
-        seen = self._seen(message)
+        seen = self._seen(message, lane)
         if seen is Presence.SURE:
             return None, {"ack"}
         outcomes = {"ack"}
@@ -297,9 +297,23 @@ class Queue:
                 if self.settings.overflow == "reject-publish-dlx":
                     self.vhost.dead_letter(self, late, "maxlen", certain=False)
 
-    def _seen(self, message: Message) -> Presence | None:
+    def _seen(self, message: Message, lane: str) -> Presence | None:
         identity = message.headers.get("x-deduplication-id")
-        return self.remembered.get(identity) if self.deduplicates and identity is not None else None
+        if not self.deduplicates or identity is None:
+            return None
+        late = [
+            copy
+            for copy in self.copies
+            if copy.arrived is None
+            and copy.lane != lane
+            and copy.message.headers.get("x-deduplication-id") == identity
+        ]
+        if self.vhost.broker.prompt or not late:
+            return self.remembered.get(identity)
+        # Another node may still have one with this id, which is the duplicate then.
+        for copy in late:
+            copy.presence, copy.repeated = Presence.MAYBE, True
+        return Presence.MAYBE
 
     def _priority(self, message: Message) -> int:
         if self.kind == "quorum":
