@@ -992,6 +992,21 @@ def test_a_cluster_does_not_decide_about_a_transaction_to_no_queue(three: Talk) 
     assert three.model.commit(one).codes == {0, PRECONDITION_FAILED}
 
 
+def test_what_a_limit_drops_of_a_transaction_that_may_be_refused_need_not_be_dead_lettered(
+    three: Talk,
+) -> None:
+    dead = three.declare("dead")
+    three.declare("q", "quorum", max_length_bytes=5, dead_letter_exchange="", dead_letter_routing_key="dead")
+    one, two = three.open(2), three.open(3)
+    for channel in (one, two):
+        three.step()
+        three.done(three.model.select(channel, "tx"))
+    as_producer(three, two, 2)
+    as_producer(three, one, 1)
+    assert three.model.commit(one).codes == {0, PRECONDITION_FAILED}
+    assert [copy.presence for copy in dead.copies] == [Presence.MAYBE]
+
+
 def test_a_group_waits_for_nothing_of_a_transaction_that_may_be_refused(three: Talk) -> None:
     three.stream("s")
     group = three.declare("q", "stream-group", stream="s", stream_offset="first")

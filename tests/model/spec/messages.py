@@ -207,6 +207,12 @@ class Copy:
         self.gone, self.held, self.gone_at = True, False, step
         self.waits, self.due = False, None
 
+    def doubt(self) -> None:
+        """Its message may never have come."""
+        self.presence = Presence.MAYBE
+        for letter in self.letters:
+            letter.doubt()
+
     def put_back(self, step: int) -> None:
         """Return it to its place."""
         self.held, self.gone, self.ready_at, self.flag = False, False, step, Flag.YES

@@ -103,12 +103,16 @@ class Publishes(Consuming):
         targets: set[str],
         awaited: bool,
         choice: Choice | None = None,
+        *,
+        doubted: bool = False,
     ) -> Publishing:
         publishing = Publishing(message, [], {"ack"})
         early = message.headers.get("x-confirm") == "leader"
         prompt = self.broker.prompt or (channel.confirming and awaited and not early) or channel.transactional
         presence = Presence.SURE if prompt and not self.troubled else Presence.COMING
         self.ordinal += 1
+        if doubted:
+            presence = Presence.MAYBE
         if choice is not None:
             presence = Presence.MAYBE
             self.choices.append(choice)
@@ -150,7 +154,7 @@ class Publishes(Consuming):
                 if choice is not None:
                     copy.choice = choice
                     choice.copies.append(copy)
-                queue.trim(certain=choice is None)
+                queue.trim(certain=choice is None and not doubted)
         return publishing
 
     def _refused_letters(self, queue: Queue, message: Message, presence: Presence) -> list[Copy]:
@@ -348,7 +352,7 @@ class Publishes(Consuming):
         publishings = []
         self.lasts_s = LARGE_S if len(channel.tx_publishes) > LARGE else 0.0
         for message, targets, choice, mandatory in channel.tx_publishes:
-            publishing = self._enqueue(channel, message, targets, True, choice)
+            publishing = self._enqueue(channel, message, targets, True, choice, doubted=perhaps)
             publishings.append(publishing)
             if publishing.outcomes != {"ack"}:
                 codes = (
@@ -390,7 +394,7 @@ class Publishes(Consuming):
                     if identity in taker.remembered:
                         taker.remembered[identity] = Presence.MAYBE
                 for copy in [*(copy for _, copy in publishing.copies), *publishing.letters]:
-                    copy.presence = Presence.MAYBE
+                    copy.doubt()
                 self._doubt_entries(publishing)
         return Promise(frozenset(codes), committed, nothing if whole else committed)
 
