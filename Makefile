@@ -85,8 +85,9 @@ clean: ## Delete the virtual environment, builds and caches
 ##@ Tests
 
 # The tests see the source as it is, and start the compiled programs. ONCE=1: without what test-compiled runs.
-test-suite: .venv/test ## Run tests/: single classes in pure Python, whole brokers compiled
-	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests -n $(WORKERS) --dist loadgroup \
+TESTS ?= tests
+test-suite: .venv/test ## Run tests/ (TESTS=DIRECTORIES: these): single classes in pure Python, whole brokers compiled
+	$(COMPILE) && TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest $(TESTS) -n $(WORKERS) --dist loadgroup \
 		--no-loadscope-reorder --durations=30 $(if $(ONCE),--compiled-elsewhere "$(COMPILED_TESTS)") $(ARGS)
 
 test-conformance: .venv/test ## Run the conformance suite against mqd
