@@ -7,7 +7,7 @@ WORKERS ?= 3
 COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel streams wire) exchanges persistence \
 	quorum_queue/consumer_groups) \
 	$(filter-out %/test_simulation.py,$(wildcard tests/quorum_queue/raft/test_*.py)) \
-	$(addprefix tests/quorum_queue/test_,arrivals.py checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py expiry.py local_host.py locations.py \
+	$(addprefix tests/quorum_queue/test_,arrivals.py batch_order.py checkout.py clock.py codec.py cold_bodies.py crash.py dedup.py entries.py expiry.py local_host.py locations.py \
 	machine.py message_groups.py message_record.py picks.py replicated.py run.py) tests/quorum_queue/links/test_framing.py
 
 .DEFAULT_GOAL := help

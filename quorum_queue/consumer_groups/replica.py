@@ -17,6 +17,7 @@ from __future__ import annotations
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
+from quorum_queue.batch_order import NOT_NEXT
 from quorum_queue.consumer_groups import snapshot
 from quorum_queue.consumer_groups.entries import CodecError, Command, Key, NodeBatch
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
@@ -105,7 +106,7 @@ class GroupReplica(ReplicaState):
     def passed_over(self, index: int) -> None:
         """No member can read the entry with this index any more."""
         self.applied = index
-        self.gap = {}
+        self.order.passed_over()
 
     def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
         """Apply an entry; return its effects for the node and incarnation `own`. Raises CodecError."""
@@ -115,13 +116,16 @@ class GroupReplica(ReplicaState):
         self.now_ms = max(self.now_ms, now_ms)
         applied = self._applied = Applied()
         self._own = own
+        order = self.order
         for batch in found:
-            before = self.batches.get(batch.node, (0, 0))
-            if not self._is_next(batch):
+            begins = order.begins(batch.node, batch.incarnation)
+            last = order.take(batch.node, batch.incarnation, batch.number)
+            if last == NOT_NEXT:
                 continue
+            if begins:
+                self._node_down(batch.node, batch.incarnation - 1)
             is_own = batch.node == own[0] and batch.incarnation == own[1]
             if is_own:
-                last = before[1] if before[0] == batch.incarnation else 0
                 if batch.number != last + 1:
                     applied.missed = range(last + 1, batch.number)
                 applied.numbers.append(batch.number)
@@ -134,27 +138,6 @@ class GroupReplica(ReplicaState):
         """The group was restored without a log: its log begins after this entry."""
         self.applied, self.now_ms = index, now_ms
         self._finish()
-
-    def _is_next(self, batch: NodeBatch) -> bool:
-        """Return whether this batch is next in order, and note it. The first batch of a new start ends the
-        earlier one.
-        """
-        incarnation, last = self.batches.get(batch.node, (0, 0))
-        may_miss = self.gap is not None and batch.node not in self.gap
-        if batch.incarnation > incarnation:
-            if batch.number != 1 and not may_miss:
-                return False
-            self._node_down(batch.node, batch.incarnation - 1)
-        elif (
-            batch.incarnation < incarnation
-            or batch.number <= last
-            or (batch.number > last + 1 and not may_miss)
-        ):
-            return False
-        self.batches[batch.node] = (batch.incarnation, batch.number)
-        if self.gap is not None:
-            self.gap[batch.node] = None
-        return True
 
     def _finish(self) -> None:
         group = self.group

@@ -29,6 +29,7 @@ from typing import Any, Generic, TypeVar, cast
 
 import msgspec
 
+from quorum_queue.batch_order import BatchOrder
 from quorum_queue.consumer_groups.entries import CodecError, Key
 from quorum_queue.consumer_groups.group import Member, Portion
 from quorum_queue.consumer_groups.packed import ROWS_MAX, Unpacker, elements, head
@@ -131,8 +132,7 @@ class View:
             for members in (group.members, group.leaving, group.getters)
         ]
         self._getting = [(key, *wanted) for key, wanted in replica.getting.items()]
-        self._batches = [(node, *last) for node, last in sorted(replica.batches.items())]
-        self._gap = None if replica.gap is None else sorted(replica.gap)
+        self._batches, self._gap = replica.order.rows(), replica.order.heard()
         self._deaths, self._sealed = replica.deaths, replica.sealed
         self._parts = [_PartView(each) for each in replica.parts.all()]
         self._pieces: list[bytes] = []
@@ -268,11 +268,11 @@ class Reading:
                 replica.getting[key] = next_id, wanted
             yield
         (batches,) = _decode_batches(unpacker.take(1))
-        replica.batches = {node: (incarnation, number) for node, incarnation, number in batches}
+        replica.order = BatchOrder(batches)
         # Earlier versions ended here.
         if fields > 11:
             (gap,) = _decode_gap(unpacker.take(1))
-            replica.gap = None if gap is None else dict.fromkeys(gap)
+            replica.order = BatchOrder(batches, gap)
         if fields > 12:
             (replica.deaths,) = _decode_number(unpacker.take(1))
         if fields > 13:

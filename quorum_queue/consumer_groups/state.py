@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from quorum_queue.batch_order import BatchOrder
 from quorum_queue.consumer_groups.entries import Key
 from quorum_queue.consumer_groups.group import Group, Member
 from quorum_queue.consumer_groups.partition import Partition, Span
@@ -34,14 +35,13 @@ class ReplicaState:
 
     __slots__ = (
         "applied",
-        "batches",
         "dead",
         "deaths",
-        "gap",
         "getting",
         "group",
         "known",
         "now_ms",
+        "order",
         "parts",
         "sealed",
     )
@@ -61,10 +61,7 @@ class ReplicaState:
         self.deaths = 0
         #: Getters of single messages: the next delivery id, and how many messages are wanted.
         self.getting: dict[Key, tuple[int, int]] = {}
-        #: Incarnation and number of the last batch applied, by node.
-        self.batches: dict[str, tuple[int, int]] = {}
-        #: After an entry was given up: the nodes with a batch applied since.
-        self.gap: dict[str, None] | None = None
+        self.order = BatchOrder()
         #: True if the group will be deleted: it takes no member any more.
         self.sealed = False
 

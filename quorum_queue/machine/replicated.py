@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from hashlib import blake2b
 from typing import Any
 
+from quorum_queue.batch_order import NOT_NEXT, BatchOrder
 from quorum_queue.machine import versions
 from quorum_queue.machine.bodies import Bodies, bodies_of, contents_of
 from quorum_queue.machine.consumers import Consumer
@@ -111,7 +112,7 @@ class Applied:
 class QueueReplica:
     """One member's copy of a queue."""
 
-    __slots__ = ("applied", "batches", "gap", "locations", "machine", "now_ms")
+    __slots__ = ("applied", "locations", "machine", "now_ms", "order")
 
     def __init__(self, settings: Settings) -> None:
         self.machine = Machine(settings, version=versions.FIRST)
@@ -119,17 +120,13 @@ class QueueReplica:
         self.applied = 0
         #: Time of the last entry; it never goes back, even if the next leader's clock is behind.
         self.now_ms = 0
-        #: Incarnation and number of the last batch applied, by node.
-        self.batches: dict[str, tuple[int, int]] = {}
-        #: After an entry was given up: the nodes with a batch applied since. For each other node the next
-        #: batch is taken even if earlier ones are missing: those were in that entry.
-        self.gap: dict[str, None] | None = None
+        self.order = BatchOrder()
         self.locations = Locations()
 
     def passed_over(self, index: int) -> None:
         """The entry with this index is lost on all members: pass over it."""
         self.applied = index
-        self.gap = {}
+        self.order.passed_over()
 
     def apply(self, index: int, entry: DecodedEntry, own: Member) -> Applied:
         """Apply the entry with this index; return its effects for the node and incarnation `own`."""
@@ -141,14 +138,15 @@ class QueueReplica:
         drops_max = DROPS_MAX if self.machine.version >= versions.DROPS else NO_LIMIT
         effects = Effects(wants_places=True, expires_max=drops_max)
         applied = Applied(index)
+        order = self.order
         for batch in entry.batches:
-            is_own = batch.node == own[0] and batch.incarnation == own[1]
-            before = self.batches.get(batch.node, (0, 0))
-            if not self._is_next(batch, meta, effects):
-                # A duplicate, or an earlier batch was lost.
+            begins = order.begins(batch.node, batch.incarnation)
+            last = order.take(batch.node, batch.incarnation, batch.number)
+            if last == NOT_NEXT:
                 continue
-            if is_own:
-                last = before[1] if before[0] == batch.incarnation else 0
+            if begins:
+                self.machine.run(meta, [("node_down", batch.node, batch.incarnation - 1)], effects)
+            if batch.node == own[0] and batch.incarnation == own[1]:
                 if batch.number != last + 1:
                     applied.missed = range(last + 1, batch.number)
                 self._run_own(batch, meta, effects, applied)
@@ -158,28 +156,6 @@ class QueueReplica:
         self._locate(index, effects, applied)
         _gather(effects, own, applied)
         return applied
-
-    def _is_next(self, batch: Batch, meta: Meta, effects: Effects) -> bool:
-        """Return whether this batch is next in order, and note it.
-
-        The first batch of a new start ends the earlier start.
-        """
-        incarnation, last = self.batches.get(batch.node, (0, 0))
-        may_miss = self.gap is not None and batch.node not in self.gap
-        if batch.incarnation > incarnation:
-            if batch.number != 1 and not may_miss:
-                return False
-            self.machine.run(meta, [("node_down", batch.node, batch.incarnation - 1)], effects)
-        elif (
-            batch.incarnation < incarnation
-            or batch.number <= last
-            or (batch.number > last + 1 and not may_miss)
-        ):
-            return False
-        self.batches[batch.node] = (batch.incarnation, batch.number)
-        if self.gap is not None:
-            self.gap[batch.node] = None
-        return True
 
     def _run_own(self, batch: Batch, meta: Meta, effects: Effects, applied: Applied) -> None:
         """Apply an own batch.
@@ -244,9 +220,8 @@ class QueueReplica:
 
     def view(self) -> View:
         """Begin a snapshot: it has the state of this moment, whatever is applied until it is encoded."""
-        batches = [(node, last[0], last[1]) for node, last in sorted(self.batches.items())]
-        gap = None if self.gap is None else sorted(self.gap)
-        return View(self.machine, Own(self.applied, self.now_ms, batches, gap), self.locations)
+        own = Own(self.applied, self.now_ms, self.order.rows(), self.order.heard())
+        return View(self.machine, own, self.locations)
 
     @classmethod
     def restore(cls, data: bytes | memoryview) -> QueueReplica:
@@ -263,16 +238,15 @@ class QueueReplica:
         replica = cls(machine.settings)
         replica.machine, replica.locations = machine, reading.locations
         replica.applied, replica.now_ms = own.applied, own.now_ms
-        replica.batches = {node: (incarnation, number) for node, incarnation, number in own.batches}
-        replica.gap = None if own.gap is None else dict.fromkeys(own.gap)
+        replica.order = BatchOrder(own.batches, own.gap)
         return replica
 
     def digest(self) -> bytes:
         """16 bytes that are equal on replicas that applied the same entries."""
         digest = blake2b(digest_size=16)
-        digest.update(repr((self.applied, self.now_ms, sorted(self.batches.items()))).encode())
-        if self.gap is not None:
-            digest.update(repr(sorted(self.gap)).encode())
+        digest.update(repr((self.applied, self.now_ms, sorted(self.order.last.items()))).encode())
+        if self.order.gap is not None:
+            digest.update(repr(self.order.heard()).encode())
         digest.update(self.locations.snapshot())
         digest.update(snapshot.digest(self.machine))
         return digest.digest()

@@ -247,9 +247,9 @@ def test_a_new_incarnation_begins_with_one_and_ends_the_old_one() -> None:
     assert log.replica.members() == [OWN]
     early = log.apply(("tick",), incarnation=2, number=2)
     assert early.batches == []
-    assert log.replica.batches == {"n1": (1, 1)}
+    assert log.replica.order.rows() == [("n1", 1, 1)]
     log.apply(attach((9, 1, "new", 0), prefetch=5), incarnation=2)
-    assert log.replica.batches == {"n1": (2, 1)}
+    assert log.replica.order.rows() == [("n1", 2, 1)]
     assert log.replica.members() == [("n1", 2)]
     held = log.replica.machine.consumers.by_key["n1", 2, 9, 1, "new", 0]
     assert [(list(run.seqs), run.redelivered) for run in held.checkout.runs] == [([1, 2], True)]

@@ -62,8 +62,7 @@ class GroupEffects(GroupView):
         return max(self._ahead_ms, self._services.queue_time.ahead_ms)
 
     def last_own_batch(self) -> int:
-        incarnation, number = self.replica.batches.get(self.own[0], (0, 0))
-        return number if incarnation == self.own[1] else 0
+        return self.replica.order.number_of(*self.own)
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""

@@ -322,8 +322,7 @@ class StreamMemberHost(MemberReaders):
         return []
 
     def last_own_batch(self) -> int:
-        incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
-        return number if incarnation == self._own[1] else 0
+        return self.replica.order.number_of(*self._own)
 
     def leader_changed(self) -> None:
         self._trimming = 0

@@ -37,6 +37,7 @@ from amqp_server.streams.members.entries import (
 )
 from amqp_server.streams.members.parts import StreamPart, StreamParts
 from persistence.streams.remote.manifest import Manifest, Range
+from quorum_queue.batch_order import NOT_NEXT, BatchOrder
 from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 from quorum_queue.machine.settings import Settings
@@ -127,14 +128,13 @@ class StreamReplica:
 
     __slots__ = (
         "applied",
-        "batches",
         "first_offset",
-        "gap",
         "last_ms",
         "manifest",
         "names",
         "next_offset",
         "now_ms",
+        "order",
         "parts",
         "sealed",
         "taken",
@@ -150,10 +150,7 @@ class StreamReplica:
         self.now_ms = self.last_ms = 0
         #: Messages below `first_offset` are deleted; the next message gets `next_offset`.
         self.first_offset = self.next_offset = 0
-        #: Incarnation and number of the last batch applied, by node.
-        self.batches: dict[str, tuple[int, int]] = {}
-        #: After an entry was given up: the nodes of which a batch was applied since.
-        self.gap: dict[str, None] | None = None
+        self.order = BatchOrder()
         #: Offsets kept by name, the least recently used first.
         self.names: dict[str, Kept] = {}
         #: True if the stream will be deleted: it takes nothing any more.
@@ -166,7 +163,7 @@ class StreamReplica:
     def passed_over(self, index: int) -> None:
         """Skip the entry with this index, which no member can read any more."""
         self.applied = index
-        self.gap = {}
+        self.order.passed_over()
 
     def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
         """Apply an entry; return its effects on the node and incarnation `own`. Raises CodecError."""
@@ -176,12 +173,11 @@ class StreamReplica:
         self.now_ms = max(self.now_ms, now_ms)
         applied = Applied()
         for batch in found:
-            before = self.batches.get(batch.node, (0, 0))
-            if not self._is_next(batch):
+            last = self.order.take(batch.node, batch.incarnation, batch.number)
+            if last == NOT_NEXT:
                 continue
             is_own = (batch.node, batch.incarnation) == own
             if is_own:
-                last = before[1] if before[0] == batch.incarnation else 0
                 if batch.number != last + 1:
                     applied.missed = range(last + 1, batch.number)
                 applied.numbers.append(batch.number)
@@ -305,20 +301,6 @@ class StreamReplica:
         self.next_offset = encoded.batch.stop
         applied.batches.append(encoded)
 
-    def _is_next(self, batch: NodeBatch) -> bool:
-        """Return whether this batch is next in order, and note it."""
-        incarnation, last = self.batches.get(batch.node, (0, 0))
-        may_miss = self.gap is not None and batch.node not in self.gap
-        expected = last + 1 if batch.incarnation == incarnation else 1
-        if batch.incarnation < incarnation or batch.number < expected:
-            return False
-        if batch.number > expected and not may_miss:
-            return False
-        self.batches[batch.node] = (batch.incarnation, batch.number)
-        if self.gap is not None:
-            self.gap[batch.node] = None
-        return True
-
     def state(self) -> StreamState:
         """Return the state without the messages and the names that were taken."""
         return StreamState(
@@ -328,8 +310,8 @@ class StreamReplica:
             self.last_ms,
             self.first_offset,
             self.next_offset,
-            [(node, *last) for node, last in sorted(self.batches.items())],
-            None if self.gap is None else sorted(self.gap),
+            self.order.rows(),
+            self.order.heard(),
             None,
             [(name, *kept) for name, kept in self.names.items()] or None,
             self.sealed,
@@ -354,8 +336,7 @@ class StreamReplica:
         replica = cls(settings)
         replica.applied, replica.now_ms, replica.last_ms = state.applied, state.now_ms, state.last_ms
         replica.first_offset, replica.next_offset = state.first_offset, state.next_offset
-        replica.batches = {node: (incarnation, number) for node, incarnation, number in state.batches}
-        replica.gap = None if state.gap is None else dict.fromkeys(state.gap)
+        replica.order = BatchOrder(state.batches, state.gap)
         replica.sealed = state.sealed
         replica.parts = StreamParts(state.parts or ())
         replica.manifest = None if state.manifest is None else Manifest(*state.manifest)

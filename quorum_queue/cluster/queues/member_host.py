@@ -540,8 +540,7 @@ class GroupHost(DeferredHost):
         return released
 
     def last_own_batch(self) -> int:
-        incarnation, number = self.replica.batches.get(self._own[0], (0, 0))
-        return number if incarnation == self._own[1] else 0
+        return self.replica.order.number_of(*self._own)
 
     def load(self, state: bytes) -> None:
         """Start from this node's own snapshot. Raises Unreadable."""

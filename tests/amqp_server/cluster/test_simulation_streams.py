@@ -20,12 +20,12 @@ from amqp_server.broker.topology.topology import Topology
 from amqp_server.broker.topology.vhost import VHost
 from amqp_server.streams.layout.deduplication import Taken
 from amqp_server.streams.members import entries, log_trimming, replica
-from amqp_server.streams.members.entries import NodeBatch
 from amqp_server.streams.members.filling import Filling
 from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.members.replica import StreamReplica
 from persistence.streams import compaction
 from persistence.streams.log import Lost
+from quorum_queue.batch_order import BatchOrder
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.leading import Leadership
 from tests import seeds
@@ -83,10 +83,10 @@ def to_the_end(self: StreamMemberHost, applied: int) -> int:
     return applied
 
 
-def any_batch(self: StreamReplica, batch: NodeBatch) -> bool:
+def any_batch(self: BatchOrder, node: str, incarnation: int, number: int) -> int:
     """A batch that comes again is taken again."""
-    self.batches[batch.node] = (batch.incarnation, batch.number)
-    return True
+    self.last[node] = incarnation, number
+    return number - 1
 
 
 def as_it_is(self: Filling, lost: Lost) -> None:
@@ -230,7 +230,7 @@ MUTATIONS = [
         "a new name takes the place of another one", StreamMemberHost, "keeps_names", lambda self: False
     ),
     Mutation("a snapshot beyond the segments", StreamMemberHost, "covered", to_the_end, 14),
-    Mutation("a batch is taken twice", StreamReplica, "_is_next", any_batch, 2),
+    Mutation("a batch is taken twice", BatchOrder, "take", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),
     Mutation("retention of each member's own", StreamMemberHost, "_retain", own_retention, 8),
     Mutation("retention deletes what a snapshot needs", StreamMemberHost, "_retain", one_more, 9),

@@ -53,12 +53,12 @@ class Leader:
         self.coordinator.coordinate()
         proposed: list[Command] = self.host.pending
         self.host.pending = []
-        self.coordinator.sent(self.replica.batches["n1"][1] + 1)
+        self.coordinator.sent(self.replica.order.number_of("n1", 1) + 1)
         return proposed
 
     def arrives(self, proposed: list[Command]) -> None:
         self.apply(*proposed)
-        self.coordinator.applied(self.replica.batches["n1"][1])
+        self.coordinator.applied(self.replica.order.number_of("n1", 1))
 
 
 @pytest.mark.pure

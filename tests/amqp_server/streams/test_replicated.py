@@ -127,7 +127,7 @@ def test_times_only_rise_and_a_state_comes_back() -> None:
         assert applied.batches[0].batch.time_ms == (10, 10, 20)[index - 1]
     again = StreamReplica.restore(replica.snapshot())
     assert (again.digest(), again.snapshot()) == (replica.digest(), replica.snapshot())
-    assert (again.next_offset, again.batches, again.last_ms) == (3, {"a": (7, 3)}, 20)
+    assert (again.next_offset, again.order.rows(), again.last_ms) == (3, [("a", 7, 3)], 20)
 
 
 def test_what_is_not_known_is_refused() -> None:

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from amqp_server.cluster.groups import Groups
+from quorum_queue.batch_order import BatchOrder
 from quorum_queue.clock import KNOWN, Clock, QueueTime, TimeNote
 from quorum_queue.cluster import frames, read_index
 from quorum_queue.cluster.connectivity import Reach
@@ -72,9 +73,9 @@ class Mutation(NamedTuple):
     test: Callable[[], None] | None = None
 
 
-def applies_out_of_turn(self: QueueReplica, batch: Any, meta: Any, effects: Any) -> bool:
-    self.batches[batch.node] = (batch.incarnation, batch.number)
-    return True
+def applies_out_of_turn(self: BatchOrder, node: str, incarnation: int, number: int) -> int:
+    self.last[node] = incarnation, number
+    return number - 1
 
 
 def confirms_at_once() -> Callable[..., None]:
@@ -186,7 +187,7 @@ def forgets_numbers() -> Callable[..., QueueReplica]:
 
     def mutant(cls: type[QueueReplica], data: bytes) -> QueueReplica:
         replica: QueueReplica = restore(cls, data)
-        replica.batches = {}
+        replica.order = BatchOrder()
         return replica
 
     return classmethod(mutant)  # type: ignore[return-value]
@@ -289,7 +290,7 @@ MUTATIONS = [
     Mutation("all have what a majority has", Leadership, "reached", what_is_committed),
     Mutation("what only the leader has is delivered", Leadership, "advance_commit", what_this_disk_has),
     Mutation("a leader confirms before its disk has it", Group, "take", says_so_at_once()),
-    Mutation("a batch is applied whenever it comes", QueueReplica, "_is_next", applies_out_of_turn),
+    Mutation("a batch is applied whenever it comes", BatchOrder, "take", applies_out_of_turn),
     Mutation("a publish is confirmed before it is committed", GroupHost, "_send_pending", confirms_at_once()),
     Mutation("writes count before the disk has them", Replicas, "write", takes_writes_for_done),
     Mutation("batches are not sent again to a new leader", Group, "resend", nothing),

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from quorum_queue.batch_order import BatchOrder
 from quorum_queue.consumer_groups.entries import (
     CodecError,
     Command,
@@ -321,9 +322,9 @@ def _take_anything(self: Any) -> Any:
     return self.owner
 
 
-def _take_again(self: Any, batch: Any) -> bool:
-    self.batches[batch.node] = (batch.incarnation, batch.number)
-    return True
+def _take_again(self: BatchOrder, node: str, incarnation: int, number: int) -> int:
+    self.last[node] = incarnation, number
+    return number - 1
 
 
 def _late_hand(replica: Any) -> Any:
@@ -355,7 +356,7 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
         (partitions.Partition, "active", _take_anything),
         (Group, "give_back", _never_unseen(Group)),
         (GroupReplica, "_leave", lambda self, key, *, gone: self._detach(key, gone=True)),
-        (GroupReplica, "_is_next", _take_again),
+        (BatchOrder, "take", _take_again),
         (GroupReplica, "_hand", _late_hand(GroupReplica)),
     ]
     for kind, name, wrong in planted:
@@ -372,7 +373,7 @@ def test_the_checks_find_planted_bugs(monkeypatch: pytest.MonkeyPatch) -> None:
 def applied(
     replica: GroupReplica, *commands: Command, node: str = "n1", number: int = 0, now_ms: int = 1_000
 ) -> Any:
-    number = number or replica.batches.get(node, (0, 0))[1] + 1
+    number = number or replica.order.number_of(node, 1) + 1
     entry = encode_entry(now_ms, [encode_batch(node, 1, number, commands)])
     return replica.apply(replica.applied + 1, *decode_entry(entry), ("n1", 1))
 
@@ -396,7 +397,7 @@ def replica_with(*names: str, dead_letters: bool = False, limit: int | None = No
 def test_a_batch_that_comes_twice_is_taken_once() -> None:
     replica = replica_with("a")
     applied(replica, ("hand", 7, whole("a"), 0, 5))
-    again = replica.batches["n1"][1]
+    again = replica.order.number_of("n1", 1)
     found = applied(replica, ("hand", 7, whole("a"), 5, 9), number=again)
     assert not found.handed and not found.numbers
     assert replica.group.partitions[7].cursor == 5
@@ -566,7 +567,7 @@ def test_what_is_no_entry_or_state_is_refused() -> None:
 def test_a_lost_entry_is_passed_over_and_the_next_batch_of_each_node_taken() -> None:
     replica = replica_with("a")
     replica.passed_over(replica.applied + 1)
-    number = replica.batches["n1"][1] + 2
+    number = replica.order.number_of("n1", 1) + 2
     found = applied(replica, ("hand", 7, whole("a"), 0, 2), number=number)
     assert found.handed and found.missed == range(number - 1, number)
     assert GroupReplica.restore(replica.snapshot(), None, dead_letters=False).digest() == replica.digest()

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from quorum_queue.batch_order import BatchOrder
 from quorum_queue.consumer_groups.entries import CodecError
 from quorum_queue.consumer_groups.group import Group, Member
 from quorum_queue.consumer_groups.packed import ROWS_MAX, Unpacker
@@ -103,9 +104,8 @@ def with_parts() -> GroupReplica:
     for number in range(0, MANY, 2):
         replica.parts.pend(("n1", 1, number), "settle", member.key, number, number)
     replica.sealed = True
-    replica.gap = {"n2": None}
     replica.getting[("n1", 1, 1, 1, None, False)] = 3, 2
-    replica.batches = {"n2": (1, 5), "n1": (2, 7)}
+    replica.order = BatchOrder([("n2", 1, 5), ("n1", 2, 7)], ["n2"])
     return replica
 
 
