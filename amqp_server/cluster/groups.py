@@ -237,7 +237,7 @@ class Groups:
     def _sweep(self, group: Group, found: RecoveredGroup, snapshot_index: int) -> None:
         """Delete entries below the snapshot that are not needed; note needed ones that are missing."""
         below = range(1, snapshot_index + 1)
-        wanted = [range(each.start, min(each.stop, below.stop)) for each in group.machine.kept(1)]
+        wanted = [range(each.start, min(each.stop, below.stop)) for each in group.machine.keeps.kept(1)]
         wanted = [each for each in wanted if each]
         aside = self._recovered.pop(group.id | ASIDE, None)
         here = joined((*found.stored, *(aside.stored if aside is not None else ())))

@@ -38,6 +38,7 @@ from amqp_server.cluster.coordinator.decisions import Decision, Decisions
 from amqp_server.cluster.coordinator.decisions import State as DecisionsState
 from amqp_server.cluster.membership.roster import LAST_BATCH, NOTHING_GIVEN_UP, GivenUpEntries, Roster
 from quorum_queue.boundary import Fatal
+from quorum_queue.cluster.kept_entries import NOTHING_KEPT, KeptEntries
 from quorum_queue.machine import versions
 from quorum_queue.machine.parts import TransactionId
 from quorum_queue.raft.members import Members
@@ -460,13 +461,15 @@ class Catalog:
         self._roster.given_up = GivenUpEntries(given_up.first or index, (), given_up.last_change)
         self.passed(index)
 
-    def lose_bodies(self, indexes: list[int]) -> None: ...
-
     def passed(self, index: int) -> None:
         self._listener.applied()
 
     def entries_applied(self) -> None:
         pass
+
+    @property
+    def keeps(self) -> KeptEntries:
+        return NOTHING_KEPT
 
     def covered(self, applied: int) -> int:
         return applied
@@ -496,18 +499,6 @@ class Catalog:
         return lambda topology: _encode(
             _CatalogState(topology, nodes, batches, begun, version, given_up, decisions)
         )
-
-    def kept(self, low: int) -> list[range]:
-        return []
-
-    def kept_in(self, state: bytes) -> list[range]:
-        return []
-
-    def wanted(self, index: int) -> bool:
-        return True
-
-    def released(self) -> list[range]:
-        return []
 
     def last_own_batch(self) -> int:
         incarnation, number = self._roster.batches.get(self._own[0], (0, 0))

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, TypeVar
 
 from quorum_queue.cluster import frames, read_index
+from quorum_queue.cluster.kept_entries import KeptEntries
 from quorum_queue.ports import Origin
 from quorum_queue.raft.core import Raft
 from quorum_queue.raft.errors import TransferInProgress
@@ -53,6 +54,10 @@ class StateMachine(Protocol):
         """True if a client of this node waits for changes by other nodes."""
 
     @property
+    def keeps(self) -> KeptEntries:
+        """What it still needs of applied entries; NOTHING_KEPT if its snapshot has everything."""
+
+    @property
     def foresee(self) -> Foresee | None:
         """Prepares appended entries, which may take longer than a turn: called with index, data, and the
         function to call afterwards.
@@ -68,9 +73,6 @@ class StateMachine(Protocol):
 
     def passed_over(self, index: int) -> None:
         """An empty entry replaced one that no member can read any more."""
-
-    def lose_bodies(self, indexes: list[int]) -> None:
-        """No member can read these applied entries any more: give up their bodies."""
 
     def entries_applied(self) -> None:
         """Entries were applied, and there are no more for now."""
@@ -94,22 +96,8 @@ class StateMachine(Protocol):
 
     def restore(self, state: bytes) -> None: ...
 
-    def kept_in(self, state: bytes) -> list[range]:
-        """The same as `kept` of a machine restored from this state, for which `fill` has called back."""
-
     def last_own_batch(self) -> int:
         """The last batch of this node (of its present incarnation) that was applied."""
-
-    def kept(self, low: int) -> list[range]:
-        """Indexes, from `low` on, of the applied entries whose bodies are still needed, in order."""
-
-    def wanted(self, index: int) -> bool:
-        """Return whether the log or a body still needs this entry."""
-
-    def released(self) -> list[range]:
-        """Indexes of the entries that are no longer needed since the last call. There may be others among
-        them that are not needed either.
-        """
 
     def leader_changed(self) -> None: ...
 
@@ -514,9 +502,13 @@ class Group:
             self.applied = index
         machine.entries_applied()
         self.forget_applied()
-        released = machine.released()
+        released = machine.keeps.released()
         if released:
             self.released = _grown(self.released, released)
+
+    def needs(self, index: int) -> bool:
+        """Return whether the log, or a body, still needs this entry."""
+        return index > self.core.log.snapshot_index or self.machine.keeps.holds(index)
 
     def forget_applied(self) -> None:
         """Forget the batches of this node that were applied."""

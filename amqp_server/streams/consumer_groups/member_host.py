@@ -27,6 +27,7 @@ from amqp_server.streams.consumer_groups.requests import InUse, Requests
 from amqp_server.streams.consumer_groups.stuck_members import MemberWatch
 from amqp_server.streams.consumer_groups.takers import ClientTaker, GetTaker
 from quorum_queue.cluster import read_index
+from quorum_queue.cluster.kept_entries import NOTHING_KEPT, KeptEntries
 from quorum_queue.cluster.queues.deferred_host import DeferredHost
 from quorum_queue.cluster.replica_group import Foresee
 from quorum_queue.cluster.replicas import Replicas
@@ -337,9 +338,6 @@ class ConsumerGroupMemberHost(GroupEffects):
         self.replica.passed_over(index)
         logger.error("%s: entry %d is given up, and its contents are lost", self.title, index)
 
-    def lose_bodies(self, indexes: list[int]) -> None:
-        """Bodies of applied entries are not needed."""
-
     def entries_applied(self) -> None:
         if self.ended:
             return
@@ -355,6 +353,10 @@ class ConsumerGroupMemberHost(GroupEffects):
         if self._deliveries.handed or self.pending or leads:
             self.schedule()
 
+    @property
+    def keeps(self) -> KeptEntries:
+        return NOTHING_KEPT
+
     def covered(self, applied: int) -> int:
         return applied
 
@@ -367,18 +369,6 @@ class ConsumerGroupMemberHost(GroupEffects):
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
         snapshots.read_in_parts(self, self._turn, state, wanted, then)
-
-    def kept(self, low: int) -> list[range]:
-        return []
-
-    def kept_in(self, state: bytes) -> list[range]:
-        return []
-
-    def wanted(self, index: int) -> bool:
-        return index > self.group.core.log.snapshot_index
-
-    def released(self) -> list[range]:
-        return []
 
     def begin(self) -> None:
         """Called when the group is open."""

@@ -52,6 +52,7 @@ from persistence.streams.compression import NONE
 from persistence.streams.retention import RetentionLimits
 from quorum_queue.cluster import read_index
 from quorum_queue.cluster.frames import StreamWord
+from quorum_queue.cluster.kept_entries import NOTHING_KEPT, KeptEntries
 from quorum_queue.cluster.queues.deferred_host import without_larger
 from quorum_queue.cluster.queues.guests import GuestOrigin
 from quorum_queue.cluster.queues.member_host import UNKNOWN
@@ -223,9 +224,6 @@ class StreamMemberHost(MemberReaders):
         self.replica.passed_over(index)
         logger.error("%s: entry %d is given up, and its contents are lost", self.title, index)
 
-    def lose_bodies(self, indexes: list[int]) -> None:
-        """The bodies of applied entries are not needed: this member has their messages."""
-
     def entries_applied(self) -> None:
         if self.ended:
             return
@@ -256,6 +254,10 @@ class StreamMemberHost(MemberReaders):
         """Call `then` when this member has everything that was committed before this call."""
         self._when_whole.append(then)
         self.replicas.touch(self.group)
+
+    @property
+    def keeps(self) -> KeptEntries:
+        return NOTHING_KEPT
 
     def covered(self, applied: int) -> int:
         if not self._tail and self._stored >= self.replica.next_offset and self._opened:
@@ -308,18 +310,6 @@ class StreamMemberHost(MemberReaders):
         self._unknown_seals(last_own)
         self._passed(last_own)
         self._fresh = self.names.fresh = True
-
-    def kept(self, low: int) -> list[range]:
-        return []
-
-    def kept_in(self, state: bytes) -> list[range]:
-        return []
-
-    def wanted(self, index: int) -> bool:
-        return index > self.group.core.log.snapshot_index
-
-    def released(self) -> list[range]:
-        return []
 
     def last_own_batch(self) -> int:
         return self.replica.order.number_of(*self._own)

@@ -52,7 +52,7 @@ def _read(host: GroupHost, index: int, again: Callable[[], None]) -> Bodies | No
     try:
         (entry,) = replicas.store.read(queue_id, index, index, 1)
     except EntryLost:
-        if not host.wanted(index):
+        if not host.group.needs(index):
             raise BodyGone from None
         replicas.lost_entries.add(host.group, index, again)
         return None

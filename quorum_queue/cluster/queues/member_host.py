@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 from quorum_queue.cluster import read_index
+from quorum_queue.cluster.kept_entries import KeptEntries
 from quorum_queue.cluster.queues import contents, dead_letters
 from quorum_queue.cluster.queues.body_prefetch import DeliveryWarming, LetterWarming, Peeking, spans
 from quorum_queue.cluster.queues.deferred_host import DeferredHost, cut, without_larger
@@ -490,6 +491,10 @@ class GroupHost(DeferredHost):
             for seqs in locations.positions(index):
                 self.submit(("lose", seqs[0], seqs[-1]))
 
+    @property
+    def keeps(self) -> KeptEntries:
+        return self
+
     def covered(self, applied: int) -> int:
         return applied
 
@@ -511,8 +516,8 @@ class GroupHost(DeferredHost):
             [*pinned, *(range(index, index + 1) for index in self._awaited_entries() if index >= low)]
         )
 
-    def wanted(self, index: int) -> bool:
-        return index > self.group.core.log.snapshot_index or self.replica.locations.holds(index)
+    def holds(self, index: int) -> bool:
+        return self.replica.locations.holds(index)
 
     @property
     def _reads_later(self) -> bool:

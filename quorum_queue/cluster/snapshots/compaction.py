@@ -91,7 +91,7 @@ def compact(group: Group) -> None:
     if index < at:
         return
     group.core.compact(index)
-    spans = without(range(at, index + 1), group.machine.kept(at))
+    spans = without(range(at, index + 1), group.machine.keeps.kept(at))
     group.cleaned = index
     if index == group.snapshot_index:
         group.snapshot_log_bytes = 0

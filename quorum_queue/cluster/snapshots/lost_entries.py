@@ -192,7 +192,7 @@ class LostEntries:
         group = self._replicas.groups.get(group_id)
         if group is None:
             del self._waiting[group_id, index]
-        elif not group.machine.wanted(index):
+        elif not group.needs(index):
             self._end(group_id, index)
         elif group.informed:
             self._tell(group, index, loss)
@@ -206,7 +206,7 @@ class LostEntries:
             group = self._replicas.groups.get(group_id)
             if group is None:
                 self._waiting.pop((group_id, index), None)
-            elif not group.machine.wanted(index) or self._was_replaced(group, index):
+            elif not group.needs(index) or self._was_replaced(group, index):
                 self._end(group_id, index)
             elif loss.told:
                 self._without(group, index)
@@ -315,7 +315,7 @@ class LostEntries:
         entry = transfer.read_entry(self._replicas, group, index)
         if entry is not None:
             return frames.FOUND, entry
-        if not group.machine.wanted(index) or not group.informed:
+        if not group.needs(index) or not group.informed:
             return frames.APPLIED_HERE, None
         # Another member may have sent it by the time the peer asks again.
         self.add(group, index)
@@ -435,7 +435,7 @@ class LostEntries:
             return
         if index > log.snapshot_index and index not in log.vague and log.term_at(index) != entry.term:
             return
-        if not group.machine.wanted(index):
+        if not group.needs(index):
             # Its last message was settled since the entry was requested: no code would delete the entry any
             # more.
             self._end(group.id, index)
@@ -563,7 +563,7 @@ class LostEntries:
             logger.error("%s: continues without the votes of %s", group.machine.title, ", ".join(members))
             self._replicas.touch(group)
         if given_up:
-            group.machine.lose_bodies(given_up)
+            group.machine.keeps.lose_bodies(given_up)
         return GivenUp(len(lost) + len(doubt), members)
 
     def _yield(self, group: Group, end: list[int]) -> None:

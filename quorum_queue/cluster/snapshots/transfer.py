@@ -245,7 +245,7 @@ def answer_fetch(
             perhaps_settled = known and group is not None and not group.informed
             why = frames.PERHAPS_SETTLED if perhaps_settled else frames.LOST
             found.append(frames.StoredEntry(index, 0, frames.GONE, why))
-            if group is not None and known and group.machine.wanted(index):
+            if group is not None and known and group.needs(index):
                 # Another member may have sent it by the time the peer asks again.
                 replicas.lost_entries.add(group, index)
             continue
@@ -299,7 +299,7 @@ def receive_state(group: Group, peer: str, piece: frames.StatePiece) -> None:
     def filled() -> None:
         if not wanted():
             return
-        for entries in group.machine.kept_in(state):
+        for entries in group.machine.keeps.kept_in(state):
             # A follower trusts only the committed part of its log; the rest may be another leader's.
             behind = group.applied + 1
             if entries.start < behind:
@@ -410,7 +410,7 @@ def _store(group: Group, receiving: Receiving) -> None:
     store.truncate(group.id, group.applied + 1)
     store.snapshot(group.id, index, term, pack_state(members, state))
     # Also delete old entries that were kept for bodies which are no longer needed.
-    store.drop_entries(group.id, without(range(1, index + 1), group.machine.kept_in(state)))
+    store.drop_entries(group.id, without(range(1, index + 1), group.machine.keeps.kept_in(state)))
 
     def take_over() -> None:
         core.restore(index, term, members)

@@ -13,6 +13,7 @@ from amqp_server.cluster.store import GroupLog, GroupStore
 from persistence.commits.stepped import SteppedCommit
 from quorum_queue.boundary import Boundary
 from quorum_queue.cluster.entry_batching import SMALL_ENTRY_BYTES
+from quorum_queue.cluster.kept_entries import NOTHING_KEPT
 from quorum_queue.cluster.options import ReplicationOptions
 from quorum_queue.cluster.replica_group import Foresee, Group
 from quorum_queue.cluster.replicas import Replicas
@@ -30,6 +31,7 @@ class Batches:
 
     title = "a group"
     foresee: Foresee | None = None
+    keeps = NOTHING_KEPT
     awaited = True
 
     def __init__(self, *, single: bool) -> None:
@@ -46,7 +48,6 @@ class Batches:
     def passed_over(self, index: int) -> None: ...
 
     def closed(self) -> None: ...
-    def lose_bodies(self, indexes: list[int]) -> None: ...
     def entries_applied(self) -> None: ...
     def covered(self, applied: int) -> int:
         return applied
@@ -62,20 +63,8 @@ class Batches:
         then(b"")
 
     def restore(self, state: bytes) -> None: ...
-    def wanted(self, index: int) -> bool:
-        return True
-
-    def kept_in(self, state: bytes) -> list[range]:
-        return []
-
     def last_own_batch(self) -> int:
         return 0
-
-    def kept(self, low: int) -> list[range]:
-        return []
-
-    def released(self) -> list[range]:
-        return []
 
     def failed(self, error: Exception) -> None:
         raise error
