@@ -323,7 +323,7 @@ class Channel:
                 self.forget(subscription)
                 queue.host.submit(("detach", subscription.key, queue.type.is_group))
                 if subscription.attached and self.connection.client.can("consumer_cancel_notify"):
-                    self.cancelled_by_broker(subscription)
+                    self._tell_behind(subscription)
 
     def time_out(self, subscription: Subscription) -> bool:
         """Cancel a consumer that has held a delivery for too long; what it holds goes back to its queue, and
@@ -337,8 +337,19 @@ class Channel:
         key = subscription.key
         subscription.queue.host.submit(*leaving(key))
         if known and subscription.attached:
-            self.cancelled_by_broker(subscription)
+            self._tell_behind(subscription)
         return True
+
+    def _tell_behind(self, subscription: Subscription) -> None:
+        """Tell the client that a consumer is gone when its queue knows it, on whatever node: what the client
+        does then comes behind.
+        """
+
+        def known(_: object = None) -> None:
+            if not self.leaving and not self.closed and subscription.tag not in self.subscriptions:
+                self.cancelled_by_broker(subscription)
+
+        subscription.queue.barrier(known)
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
         """Tell the client that a consumer is gone; a client that waits for delete-ok hears it afterwards."""

@@ -961,27 +961,6 @@ def test_a_consumer_that_holds_a_message_for_too_long_is_cancelled(talk: Talk) -
     assert [copy.held for copy in queue.copies] == [True]
 
 
-def test_the_client_of_a_stuck_consumer_hears_of_its_end_before_the_queue(three: Talk) -> None:
-    queue = three.declare("q")
-    three.publish("q")
-    three.step()
-    arguments = {"x-consumer-timeout": 500}
-    three.done(three.model.consume(three.channel, "q", "slow", arguments=arguments))
-    three.deliver(1, tag="slow")
-    three.step(0.6)
-    three.model.on_cancel(three.channel, "slow")
-    count = three.model.declare_queue(three.channel, "q", "classic", passive=True, arguments={})
-    stale = Answer()
-    stale.message_count = stale.consumer_count = 1
-    for _ in range(5):
-        three.step()
-    assert not queue.consumers
-    three.done(count, stale)
-    three.step(2)
-    with pytest.raises(Broken, match="1 consumers where 0 is right"):
-        three.done(count, stale)
-
-
 def test_what_a_transaction_acks_stays_if_a_cluster_refuses_it(three: Talk) -> None:
     full = three.declare("full", max_length=1, overflow="reject-publish")
     queue = three.declare("q")

@@ -70,6 +70,11 @@ class Watched:
         return self.node.broker.vhost("/").queues["q"].host.ready_count
 
 
+def cancelled(peer: Peer) -> list[str | None]:
+    """Return the consumers that the broker has cancelled."""
+    return [each.consumer_tag for _, each in peer.answers() if isinstance(each, commands.Basic.Cancel)]
+
+
 def closed(peer: Peer) -> commands.Channel.Close | None:
     return next((each for _, each in peer.answers() if isinstance(each, commands.Channel.Close)), None)
 
@@ -215,8 +220,7 @@ def test_only_the_consumer_that_is_late_is_cancelled() -> None:
     watched.publish(peer, 3)
     peer.answers()
     watched.passes(2 * TIMEOUT_MS)
-    cancelled = [each.consumer_tag for _, each in peer.answers() if isinstance(each, commands.Basic.Cancel)]
-    assert cancelled == ["late"]
+    assert cancelled(peer) == ["late"]
     assert watched.ready == 2
 
 
@@ -237,6 +241,32 @@ def test_a_consumer_that_its_client_has_cancelled_gives_back_in_time() -> None:
     peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
     watched.passes(TIMEOUT_MS + 2 * LOOK_MS)
     assert watched.ready == 2
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("then", ["waits", "consumes again", "closes"])
+def test_the_client_hears_when_the_node_of_the_queue_knows_it(
+    then: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = Watched()
+    peer = watched.peer(arguments={"x-consumer-timeout": TIMEOUT_MS})
+    peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    watched.publish(peer, 1)
+    known: list[Any] = []
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalHost, "barrier", lambda self, done: known.append(done))
+        watched.passes(2 * TIMEOUT_MS)
+    assert cancelled(peer) == []
+    if then == "consumes again":
+        peer.call(1, commands.Basic.Cancel("c"))
+        peer.call(1, commands.Basic.Consume(queue="q", consumer_tag="c"))
+    elif then == "closes":
+        peer.call(1, commands.Channel.Close(200, "", 0, 0))
+    peer.answers()
+    [tell] = known
+    watched.node.turn.run(tell)
+    peer.collect()
+    assert cancelled(peer) == (["c"] if then == "waits" else [])
 
 
 def test_a_client_that_cannot_hear_of_it_loses_its_channel() -> None:

@@ -393,7 +393,6 @@ class Consuming(Topology):
                     held.copy.presence = min(held.copy.presence, Presence.COMING)
         queue.trim()
         self._remove_consumer(consumer)
-        queue.cancelled_one_at = self.now
         if self.broker.nodes > 1 and self.queues.get(queue.name) is queue:
             # Its room may have gone to the next message before the queue heard of its end.
             self.leave_together(queue)

@@ -105,8 +105,6 @@ class Queue:
     past_kill: bool = False
     #: Step in which the last consumer left that did.
     lost_one_at: int = -1
-    #: Time at which the broker cancelled a consumer.
-    cancelled_one_at: float = float("-inf")
     #: Step in which the last consumer came that did.
     joined_at: int = -1
     #: What operators have paused, and in which step they paused deliveries.

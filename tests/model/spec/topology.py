@@ -150,11 +150,8 @@ class Topology(Letters):
                 right = str(low) if low == high else f"{low} to {high}"
                 raise Broken(f"{queue.name} has {count} messages where {right} is right")
             if isinstance(queue, Queue):
-                # On several nodes, nobody hears when the end of a channel has come to the queue; that a
-                # consumer has timed out its client hears first.
-                leaves = self.broker.nodes > 1 and (
-                    queue.lost_one_at >= self.step - 1 or self.now < queue.cancelled_one_at + LATE_S
-                )
+                # On several nodes, nobody hears when the end of a channel has come to the queue.
+                leaves = self.broker.nodes > 1 and queue.lost_one_at >= self.step - 1
                 if (
                     int(answer.consumer_count) != len(queue.consumers)
                     and not queue.shaken
