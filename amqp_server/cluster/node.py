@@ -28,6 +28,7 @@ from amqp_server.cluster.membership.adoption import Adoption
 from amqp_server.cluster.membership.founding import Founding
 from amqp_server.cluster.membership.machines import machine_of, votes
 from amqp_server.cluster.membership.membership import REMOVED, About, Founded
+from amqp_server.cluster.membership.node_alarms import NodeAlarms
 from amqp_server.cluster.membership.removed_nodes import RemovedNodes
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.topology_group import GROUP, Catalog, Mark
@@ -141,6 +142,7 @@ class ClusterNode:
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
         self._queue_time = broker.services.queue_time
+        self._node_alarms = NodeAlarms(self.mesh, broker.alarms)
         self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.runtime.limits)
         self._incoming = IncomingFrames(
             self._turn,
@@ -164,6 +166,7 @@ class ClusterNode:
         return dict(peer.split("=", 1) for peer in self._config.peers)
 
     def _alarm_changed(self) -> None:
+        self._turn.run(self._node_alarms.tell)
         self.replicas.disk_full("disk" in self._broker.alarms.names())
         if self.replicas.has_news:
             self._turn.run(self._links_told.begin)
@@ -408,6 +411,7 @@ class ClusterNode:
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
         self.client_counts.link_up(peer)
+        self._node_alarms.link_up(peer)
         self._reached = True
         self._links_told.begin()
 
@@ -423,6 +427,7 @@ class ClusterNode:
         self._links_told.begin()
         self.questions.link_down(peer)
         self.client_counts.link_down(peer)
+        self._node_alarms.link_down(peer)
         self.hosts.asks.link_down(peer)
         self._parts.topology_progress.go_on()
         self._lost_links.down(peer)
@@ -467,6 +472,7 @@ class ClusterNode:
             frames.ASK: lambda peer, frame: self.questions.asked(peer, *frames.parse_ask(frame)),
             frames.ANSWER: self._heard_answer,
             frames.CLIENTS: self.client_counts.heard,
+            frames.ALARM: self._node_alarms.heard,
             frames.QUERY: self.hosts.asks.asked,
             frames.TOLD: self.hosts.asks.told,
             frames.ABOUT: lambda peer, frame: self._founding.heard(
