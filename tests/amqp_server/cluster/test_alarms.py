@@ -1,5 +1,5 @@
-"""What an alarm of one node does to publishers on the others: they wait before they publish to what needs that
-node, and to nothing else.
+"""What an alarm of one node does to publishers on the others: they wait before they publish to queues that
+need that node, and notice nothing else.
 """
 
 from __future__ import annotations
