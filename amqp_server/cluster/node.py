@@ -142,7 +142,9 @@ class ClusterNode:
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
         self._queue_time = broker.services.queue_time
-        self._node_alarms = NodeAlarms(self.mesh, broker.alarms)
+        self._node_alarms = NodeAlarms(
+            self.mesh, broker.alarms, lambda: self.replicas.stalled, parts.topology_progress.stalls
+        )
         self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.runtime.limits)
         self._incoming = IncomingFrames(
             self._turn,
@@ -166,8 +168,8 @@ class ClusterNode:
         return dict(peer.split("=", 1) for peer in self._config.peers)
 
     def _alarm_changed(self) -> None:
-        self._turn.run(self._node_alarms.tell)
         self.replicas.disk_full("disk" in self._broker.alarms.names())
+        self._turn.run(self._node_alarms.tell)
         if self.replicas.has_news:
             self._turn.run(self._links_told.begin)
 
@@ -523,6 +525,7 @@ class ClusterNode:
         if not self._ticks.under_way:
             self._ticks.begin()
         self.reach.tell()
+        self._node_alarms.tell()
         self._hand_over.tick()
         if not self._handings.under_way:
             self._handings.begin()

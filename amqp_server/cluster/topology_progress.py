@@ -2,7 +2,8 @@
 
 Clients also wait for a live node that this node does not reach: a node that reaches both passes on its
 progress. They do not wait again for a node that made one of them wait for the longest time, until it has
-applied what that one waited for: its disk may be full for hours.
+applied what that one waited for. Nor do they wait for a node that says that its disk takes no writes: it may
+be full for hours.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ class TopologyProgress:
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
         #: Nodes that clients waited for in vain, with the index that they waited for.
         self._late: dict[str, int] = {}
+        #: Nodes whose disks take no writes.
+        self._stalled: dict[str, None] = {}
 
     def up(self) -> list[str]:
         """Return the other nodes that can be reached, know the topology, and apply it in time."""
@@ -54,7 +57,17 @@ class TopologyProgress:
             self._waiting.popleft()
             then()
 
+    def stalls(self, node: str, stalled: bool) -> None:
+        """This node says whether its disk takes no writes."""
+        if stalled:
+            self._stalled[node] = None
+            self.go_on()
+        else:
+            self._stalled.pop(node, None)
+
     def _is_late(self, node: str) -> bool:
+        if node in self._stalled:
+            return True
         index = self._late.get(node)
         if index is None:
             return False

@@ -21,7 +21,7 @@
     AWAIT   tell when all members in reach have the log up to some indexes  REACHED how far they have it
     LOOK    how far has the leader committed?          SEEN   the answer
     LEADS   does a voter know of a later term?         STANDS it does not
-    ALARM   why the sender blocks its publishers; empty if it does not
+    ALARM   why the sender blocks its publishers, if it does, and whether its disk takes writes
 
 A node of another version may not know a kind, and then ends the session. So REACH and what follows it go only
 to nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and
@@ -370,15 +370,16 @@ def parse_written(frame: memoryview) -> int:
     return _group(frame)
 
 
-def alarm(reason: str) -> list[bytes]:
-    return [bytes((ALARM,)), reason.encode()]
+def alarm(reason: str, *, stalled: bool) -> list[bytes]:
+    return [bytes((ALARM, stalled)), reason.encode()]
 
 
-def parse_alarm(frame: memoryview) -> str:
+def parse_alarm(frame: memoryview) -> tuple[str, bool]:
+    """Return the reason, and whether the sender's disk takes no writes."""
     try:
-        return str(frame[1:], "utf-8")
-    except UnicodeDecodeError as error:
-        raise FrameError(f"a reason that is no text: {error}") from None
+        return str(frame[2:], "utf-8"), bool(frame[1])
+    except (IndexError, UnicodeDecodeError) as error:
+        raise FrameError(f"an alarm: {error!r}") from None
 
 
 def leaving(group: int) -> list[bytes]:

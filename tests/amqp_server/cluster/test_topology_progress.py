@@ -67,7 +67,6 @@ def test_a_client_waits_until_all_nodes_have_its_change(waits: Waits) -> None:
 
 
 def test_only_one_client_waits_for_a_node_that_does_not_go_on(waits: Waits) -> None:
-    """Its disk may be full: then each change of any client would take the longest time, for hours."""
     first = waits.change(11)
     waits.heard(b=11)
     waits.pass_ms(SPREAD_MS - 1)
@@ -104,3 +103,24 @@ def test_a_node_with_a_new_link_is_waited_for_again(waits: Waits) -> None:
     assert not done
     waits.heard(c=12)
     assert done
+
+
+def test_nobody_waits_for_a_node_whose_disk_takes_no_writes(waits: Waits) -> None:
+    """It applies each change with the next one."""
+    first = waits.change(11)
+    waits.heard(b=11)
+    assert not first
+    waits.progress.stalls("c", True)
+    assert first
+    assert waits.progress.up() == ["b"]
+    waits.heard(c=11)
+    second = waits.change(12)
+    waits.heard(b=12)
+    assert second
+    waits.progress.stalls("c", False)
+    assert waits.progress.up() == ["b", "c"]
+    third = waits.change(13)
+    waits.heard(b=13)
+    assert not third
+    waits.heard(c=13)
+    assert third
