@@ -29,10 +29,12 @@ class Alarms:
         self._limits: dict[str, str] = {}
         #: Conditions that are no alarms in RabbitMQ; its checks of alarms do not fail because of them.
         self._conditions: dict[str, str] = {}
+        #: Why other nodes block their publishers, by node.
+        self.elsewhere: dict[str, str] = {}
         self._subscribers: list[Callable[[], None]] = []
 
     def subscribe(self, changed: Callable[[], None]) -> None:
-        """Call `changed` whenever an alarm was raised or cleared."""
+        """Call `changed` whenever an alarm was raised or cleared, also on another node."""
         self._subscribers.append(changed)
 
     @property
@@ -96,6 +98,18 @@ class Alarms:
         else:
             del self._raised[resource]
             logger.warning("%s resource limit alarm cleared on this node%s", name, found)
+        self._tell()
+
+    def set_elsewhere(self, node: str, reason: str) -> None:
+        """Another node blocks its publishers for this reason, or for none. Clients of this node wait as well
+        before they publish to queues that need that node.
+        """
+        if reason == self.elsewhere.get(node, ""):
+            return
+        if reason:
+            self.elsewhere[node] = reason
+        else:
+            del self.elsewhere[node]
         self._tell()
 
     def _tell(self) -> None:

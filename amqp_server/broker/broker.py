@@ -141,8 +141,8 @@ class Broker:
         self.cancels = Cancels(self.parts, self.replies)
         self.topology = Topology(self.parts, self.sessions, self.closed_sessions)
         local.topology = self.topology
-        #: The reason that sessions know why publishers are blocked.
-        self._blocked = ""
+        #: Why publishers are blocked here and on other nodes, as the sessions know it.
+        self._blocked: tuple[str, dict[str, str]] = "", {}
         self._forgettings = Steps(turn, self._forget_each_memo, "memos could not be cleared")
         self._tellings = Steps(turn, self._tell_of_alarm, "clients could not be told of an alarm")
         alarms.subscribe(lambda: turn.run(self._tell_sessions))
@@ -164,9 +164,10 @@ class Broker:
         """An alarm was raised or cleared."""
         if self.events is not None:
             self.events.alarms_changed()
-        if self.alarms.reason == self._blocked:
+        blocked = self.alarms.reason, dict(self.alarms.elsewhere)
+        if blocked == self._blocked:
             return
-        self._blocked = self.alarms.reason
+        self._blocked = blocked
         if self.alarms.active:
             self._forget_memos()
         self._tellings.begin()

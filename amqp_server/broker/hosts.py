@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -141,6 +141,9 @@ class LocalHosts:
         return ""
 
     def absent_home(self, queue: Queue) -> str:
+        return ""
+
+    def short_node(self, queue: Queue, short: Container[str]) -> str:
         return ""
 
     def reply(self, token: str) -> Target | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +39,7 @@ from quorum_queue.machine.run import LargeRun, Run
 from quorum_queue.ports import Preparing, Recipient
 
 if TYPE_CHECKING:
+    from amqp_server.broker.topology.parts import Hosts
     from amqp_server.broker.topology.queue import Queue, Taking, Target
     from amqp_server.channel.assembly import Assembly
     from amqp_server.channel.channel import Channel
@@ -573,6 +574,20 @@ def _return_in_order(
         if confirms is not None:
             confirms.confirmed(first + number, first + number)
         answers.flush()
+
+
+def short_node(segments: Iterable[Segment], hosts: Hosts, short: Container[str]) -> str:
+    """Return one of these nodes, which are short of memory or disk space, if a queue of these messages needs
+    it; otherwise an empty string.
+    """
+    for segment in segments:
+        queues = segment.route.publisher.vhost.queues
+        for target in segment.route.targets:
+            queue = queues.get(target.name)
+            node = "" if queue is None or queue is not target else hosts.short_node(queue, short)
+            if node:
+                return node
+    return ""
 
 
 def hand_over(

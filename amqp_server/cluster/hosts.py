@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Container, Iterator
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -206,6 +206,14 @@ class ClusterHosts:
             return ""
         reached = queue.node in self._groups.replicas.links.connected() and not self._is_former(queue)
         return "" if reached else queue.node
+
+    def short_node(self, queue: Queue, short: Container[str]) -> str:
+        if not queue.members:
+            return queue.node if queue.queue_id in self.remote and queue.node in short else ""
+        lacking = [node for node in queue.members if node in short]
+        # The others can go on without these, and let them catch up later.
+        left = len(queue.members) - len(lacking)
+        return lacking[0] if lacking and left <= len(queue.members) // 2 else ""
 
     def reply(self, token: str) -> RemoteReply | None:
         replicas, home = self._groups.replicas, home_of(token)

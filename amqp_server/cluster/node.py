@@ -28,6 +28,7 @@ from amqp_server.cluster.membership.adoption import Adoption
 from amqp_server.cluster.membership.founding import Founding
 from amqp_server.cluster.membership.machines import machine_of, votes
 from amqp_server.cluster.membership.membership import REMOVED, About, Founded
+from amqp_server.cluster.membership.node_alarms import NodeAlarms
 from amqp_server.cluster.membership.removed_nodes import RemovedNodes
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.topology_group import GROUP, Catalog, Mark
@@ -141,6 +142,9 @@ class ClusterNode:
         self._broken_at: dict[str, int] = {}
         self._joined = trio.Event()
         self._queue_time = broker.services.queue_time
+        self._node_alarms = NodeAlarms(
+            self.mesh, broker.alarms, lambda: self.replicas.stalled, parts.topology_progress.stalls
+        )
         self.client_counts = ClientCounts(self.mesh, self._turn, broker.sessions, broker.runtime.limits)
         self._incoming = IncomingFrames(
             self._turn,
@@ -165,6 +169,7 @@ class ClusterNode:
 
     def _alarm_changed(self) -> None:
         self.replicas.disk_full("disk" in self._broker.alarms.names())
+        self._turn.run(self._node_alarms.tell)
         if self.replicas.has_news:
             self._turn.run(self._links_told.begin)
 
@@ -408,6 +413,7 @@ class ClusterNode:
         self._node_is(peer, hello.incarnation)
         self.replicas.link_up(peer)
         self.client_counts.link_up(peer)
+        self._node_alarms.link_up(peer)
         self._reached = True
         self._links_told.begin()
 
@@ -423,6 +429,7 @@ class ClusterNode:
         self._links_told.begin()
         self.questions.link_down(peer)
         self.client_counts.link_down(peer)
+        self._node_alarms.link_down(peer)
         self.hosts.asks.link_down(peer)
         self._parts.topology_progress.go_on()
         self._lost_links.down(peer)
@@ -467,6 +474,7 @@ class ClusterNode:
             frames.ASK: lambda peer, frame: self.questions.asked(peer, *frames.parse_ask(frame)),
             frames.ANSWER: self._heard_answer,
             frames.CLIENTS: self.client_counts.heard,
+            frames.ALARM: self._node_alarms.heard,
             frames.QUERY: self.hosts.asks.asked,
             frames.TOLD: self.hosts.asks.told,
             frames.ABOUT: lambda peer, frame: self._founding.heard(
@@ -517,6 +525,7 @@ class ClusterNode:
         if not self._ticks.under_way:
             self._ticks.begin()
         self.reach.tell()
+        self._node_alarms.tell()
         self._hand_over.tick()
         if not self._handings.under_way:
             self._handings.begin()

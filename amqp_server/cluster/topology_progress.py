@@ -1,7 +1,9 @@
 """The topology index that each node has applied, and the clients that wait until all nodes have applied one.
 
 Clients also wait for a live node that this node does not reach: a node that reaches both passes on its
-progress.
+progress. They do not wait again for a node that made one of them wait for the longest time, until it has
+applied what that one waited for. Nor do they wait for a node that says that its disk takes no writes: it may
+be full for hours.
 """
 
 from __future__ import annotations
@@ -27,10 +29,16 @@ class TopologyProgress:
         self._here = self._told = 0
         self._applied: dict[str, int] = {}
         self._waiting: deque[tuple[int, int, Callable[[], None]]] = deque()
+        #: Nodes that clients waited for in vain, with the index that they waited for.
+        self._late: dict[str, int] = {}
+        #: Nodes whose disks take no writes.
+        self._stalled: dict[str, None] = {}
 
     def up(self) -> list[str]:
-        """Return the other nodes that can be reached and know the topology."""
-        return [peer for peer in self._mesh.connected() if self._applied.get(peer)]
+        """Return the other nodes that can be reached, know the topology, and apply it in time."""
+        return [
+            peer for peer in self._mesh.connected() if self._applied.get(peer) and not self._is_late(peer)
+        ]
 
     def wait(self, index: int, then: Callable[[], None]) -> None:
         """Call back when all live nodes have applied this index: then a client may use any of them."""
@@ -42,11 +50,31 @@ class TopologyProgress:
         while self._waiting:
             index, deadline_ms, then = self._waiting[0]
             awaited = [*self._mesh.connected(), *self._reach.apart()]
-            lag = any(applied.get(node, 0) < index for node in awaited)
+            lag = [node for node in awaited if applied.get(node, 0) < index and not self._is_late(node)]
             if lag and self._clock.monotonic_ms() < deadline_ms:
                 return
+            self._late.update(dict.fromkeys(lag, index))
             self._waiting.popleft()
             then()
+
+    def stalls(self, node: str, stalled: bool) -> None:
+        """This node says whether its disk takes no writes."""
+        if stalled:
+            self._stalled[node] = None
+            self.go_on()
+        else:
+            self._stalled.pop(node, None)
+
+    def _is_late(self, node: str) -> bool:
+        if node in self._stalled:
+            return True
+        index = self._late.get(node)
+        if index is None:
+            return False
+        if self._applied.get(node, 0) < index:
+            return True
+        del self._late[node]
+        return False
 
     def applied_here(self, index: int) -> None:
         """This node has applied up to this index; the next frames tell the others."""
@@ -84,4 +112,5 @@ class TopologyProgress:
 
     def link_up(self, peer: str) -> None:
         self._applied[peer] = 0
+        self._late.pop(peer, None)
         self._mesh.send(peer, frames.applied(self._told))

@@ -44,6 +44,7 @@ FEATURES = (
     frames.TIME_FEATURE,
     frames.MANAGEMENT_FEATURE,
     frames.CLIENTS_FEATURE,
+    frames.ALARM_FEATURE,
     *versions.FEATURES,
 )
 

@@ -184,7 +184,7 @@ class Incoming:
         if assembly is None:
             return taken
         assembly.add(_piece(data, 0, taken))
-        if self.broker.alarms.active:
+        if self._holds:
             self._hold(taken)
         try:
             self._check_unfinished()
@@ -214,7 +214,7 @@ class Incoming:
         assembly.received += size
         assembly.oversized = assembly.oversized or size + frames.OVERHEAD > self._session.limits.frame_max
         assembly.add(_piece(data, pos, end))
-        if self.broker.alarms.active:
+        if self._holds:
             self._hold(end - pos)
         self._body_left = pos + size + frames.OVERHEAD - end
         self._body_channel = channel
@@ -246,7 +246,7 @@ class Incoming:
             pos = self._after = after
         if pos == begin:
             return pos
-        if self.broker.alarms.active:
+        if self._holds:
             self._hold(pos - begin)
         assembly.add(_piece(data, begin, pos))
         if assembly.received == assembly.body_size:
@@ -385,9 +385,6 @@ class Incoming:
                             if self._session.suspended is not None:
                                 break
                             continue
-            if self._held_bytes and self._must_wait(data, pos, kind):
-                self.stalled = True
-                break
             if kind == frames.BODY and size >= LARGE_FRAME:
                 taken = self._large_bodies(data, pos, number, end)
                 if taken > pos:
@@ -398,6 +395,9 @@ class Incoming:
             if kind == frames.METHOD:
                 if not self.flush_segments():
                     self._cut = True
+                    break
+                if self._held_bytes and self._must_wait(data, pos):
+                    self.stalled = True
                     break
                 if number and not self._applied(data[pos + 7 : pos + 11]):
                     self._cut = True
@@ -446,7 +446,7 @@ class Incoming:
                 pos, outcome, route = intake.take(
                     data, pos, end, route, self.routes, self.publisher, self.segments
                 )
-        if self.broker.alarms.active and pos != begin:
+        if pos != begin and (self._held_bytes or self.broker.alarms.active):
             self._hold(pos - begin)
         if outcome is Outcome.OTHER:
             return pos
@@ -551,7 +551,7 @@ class Incoming:
         assembly = channel.assembly
         if assembly is None:
             raise UnexpectedFrame("expected method frame, got non method frame instead")
-        if self.broker.alarms.active:
+        if self._holds:
             # Unfinished messages take memory, too.
             self._hold(len(whole))
         if assembly.header is None:
@@ -657,6 +657,12 @@ class Incoming:
             return False
         if not self.segments:
             return True
+        if self.broker.alarms.elsewhere and not whole:
+            node = self._short_node()
+            if node:
+                self._hold_for(node)
+            if self._held_bytes:
+                return True
         segments, self.segments = self.segments, []
         self.published = True
         overdue = self._session.turn.overdue
@@ -719,7 +725,12 @@ class Incoming:
         self.flush_segments(whole=release)
         self._session.turn.apply()
 
-    def _hold(self, size: int) -> None:
+    @property
+    def _holds(self) -> bool:
+        """True if publishes are held back: all during an alarm, or those behind one that is held."""
+        return self.broker.alarms.active or self._held_bytes > 0
+
+    def _hold(self, size: int, reason: str = "") -> None:
         """While an alarm is raised: hold publishes back, and tell the client once."""
         if self._pass_bytes > 0:
             self._pass_bytes -= size
@@ -728,9 +739,19 @@ class Incoming:
         if not self.blocked:
             self.blocked = True
             if self._session.client.can("connection.blocked"):
-                self._session.send(commands.Connection.Blocked(self.broker.alarms.reason))
+                self._session.send(commands.Connection.Blocked(reason or self.broker.alarms.reason))
         if self._passed or self._held_bytes > self.config.blocked_input_bytes_max:
             self.stalled = True
+
+    def _short_node(self) -> str:
+        """Return the node with an alarm that a queue of the next publishes needs; empty if there is none."""
+        broker = self.broker
+        return publish.short_node(self.segments, broker.hosts, broker.alarms.elsewhere)
+
+    def _hold_for(self, node: str) -> None:
+        """Hold publishes back, as during an alarm of this node."""
+        size = sum(len(content) for segment in self.segments for content in segment.contents)
+        self._hold(size, f"{self.broker.alarms.elsewhere[node]} at node '{node}'")
 
     def let_pass(self, size: int) -> None:
         """Let the client publish this many bytes in spite of an alarm, when the session continues."""
@@ -752,18 +773,16 @@ class Incoming:
                 missing += TX_BYTES_BEFORE_COMMIT
         return missing
 
-    def _must_wait(self, data: bytes, pos: int, kind: int) -> bool:
+    def _must_wait(self, data: bytes, pos: int) -> bool:
         """While publishes are held back, only acks, heartbeats and content pass: other methods would overtake
         them.
         """
-        if kind != frames.METHOD:
-            return False
         return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED
 
     def unblock(self) -> None:
         """The alarm was cleared."""
         self._pass_bytes, self._passed = 0, False
-        if not self.blocked:
+        if not self.blocked or (self.broker.alarms.elsewhere and self._short_node()):
             return
         self.blocked = self.stalled = False
         self._held_bytes = 0

@@ -21,6 +21,7 @@
     AWAIT   tell when all members in reach have the log up to some indexes  REACHED how far they have it
     LOOK    how far has the leader committed?          SEEN   the answer
     LEADS   does a voter know of a later term?         STANDS it does not
+    ALARM   why the sender blocks its publishers, if it does, and whether its disk takes writes
 
 A node of another version may not know a kind, and then ends the session. So REACH and what follows it go only
 to nodes that have announced the feature for it (`REACH_FEATURE` …) in the handshake of the link. QUERY and
@@ -71,6 +72,7 @@ LOOK: Final = 30
 SEEN: Final = 31
 LEADS: Final = 32
 STANDS: Final = 33
+ALARM: Final = 34
 
 #: A node that announces this feature understands REACH and FURTHER.
 REACH_FEATURE: Final = "reach"
@@ -84,6 +86,8 @@ MANAGEMENT_FEATURE: Final = "management"
 TIME_FEATURE: Final = "time"
 #: A node that announces this feature understands CLIENTS.
 CLIENTS_FEATURE: Final = "clients"
+#: A node that announces this feature understands ALARM.
+ALARM_FEATURE: Final = "alarm"
 
 _GROUP: Final = struct.Struct(">BQ")
 _STOPPED: Final = struct.Struct(">BQQ")
@@ -364,6 +368,18 @@ def written(commits: int) -> list[bytes]:
 
 def parse_written(frame: memoryview) -> int:
     return _group(frame)
+
+
+def alarm(reason: str, *, stalled: bool) -> list[bytes]:
+    return [bytes((ALARM, stalled)), reason.encode()]
+
+
+def parse_alarm(frame: memoryview) -> tuple[str, bool]:
+    """Return the reason, and whether the sender's disk takes no writes."""
+    try:
+        return str(frame[2:], "utf-8"), bool(frame[1])
+    except (IndexError, UnicodeDecodeError) as error:
+        raise FrameError(f"an alarm: {error!r}") from None
 
 
 def leaving(group: int) -> list[bytes]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -66,6 +66,11 @@ class Hosts(Protocol):
 
     def absent_home(self, queue: Queue) -> str:
         """Return the home node of the queue if it cannot be reached; otherwise an empty string."""
+
+    def short_node(self, queue: Queue, short: Container[str]) -> str:
+        """Return one of these nodes, which are short of memory or disk space, if the queue must get no more
+        messages because of it; otherwise an empty string.
+        """
 
     def reply(self, token: str) -> Target | None:
         """Return the target for direct replies to a client of another reachable node; see broker.reply."""

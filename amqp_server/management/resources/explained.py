@@ -124,6 +124,9 @@ def _obstacles(broker: Broker, queue: Queue) -> list[str]:
         found.append(f"its only node {absent} is down")
     if broker.alarms.active:
         found.append(f"publishers are blocked: {broker.alarms.reason}")
+    short = broker.hosts.short_node(queue, broker.alarms.elsewhere)
+    if short:
+        found.append(f"publishers to it are blocked: node '{short}' is {broker.alarms.elsewhere[short]}")
     host, settings = queue.host, queue.settings
     if isinstance(host, QueueHost) and settings.overflow != "drop-head" and not found:
         _, ready, _, delayed = host.counts()

@@ -423,12 +423,22 @@ def test_a_queue_that_is_declared_anew_has_nothing_of_the_one_before() -> None:
     publishers = [scene.publisher(name) for name in "abd"]
     for name, publisher in zip("abd", publishers, strict=True):
         scene.publish(name, publisher, 3)
-        scene.settle()
-        # These are under way when it goes.
+    scene.settle()
+    # These are under way at every node when it goes.
+    passed: list[str] = []
+    for name, publisher in zip("abd", publishers, strict=True):
         scene.publish(name, publisher, 3)
+        host = scene.nodes[name].queues[scene.name].host
+        host.barrier(lambda *why, name=name: passed.append(name))
+        scene.nodes[name].end_turn()
     scene.declare_anew(old, "bcd")
+    for node in scene.running:
+        node.go_on()
+        node.end_turn()
+    assert all(not publisher.waiting for publisher in publishers[:2])
     scene.settle()
     assert all(not publisher.waiting for publisher in publishers)
+    assert sorted(passed) == ["a", "b", "d"]
     assert holder.gone
     assert away.gone
     assert [scene.host(name).ready_count for name in "bcd"] == [0, 0, 0]

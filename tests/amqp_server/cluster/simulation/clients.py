@@ -326,7 +326,8 @@ class Client:
         properties = commands.Basic.Properties(delivery_mode=2, headers=headers)
         queue_id = self.queue_id(name)
         bodies: list[bytes] = []
-        late = self.transactional or self.node.broker.alarms.active
+        alarms = self.node.broker.alarms
+        late = self.transactional or alarms.active or bool(alarms.elsewhere)
         for _ in range(count or self.random.choice((1, 1, 3))):
             body = self.world.messages.publish(queue_id, (self.vhost, name), late=late, led=level == "leader")
             if self.transactional:

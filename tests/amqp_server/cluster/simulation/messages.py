@@ -199,8 +199,8 @@ class Messages:
         for transaction in self.transactions:
             published = [body for body in transaction.published if self._is_judged(body)]
             acked = [body for body in transaction.acked if self._is_judged(body)]
-            there = [body for body in published if self.by_body[body].seen]
-            away = [body for body in published if not self.by_body[body].seen]
+            there = [body for body in published if self._has_come(body)]
+            away = [body for body in published if not self._has_come(body)]
             again = [body for body in acked if body in transaction.came_again]
             gone = [body for body in acked if body not in transaction.came_again]
             if (there or gone) and (away or again):
@@ -210,6 +210,11 @@ class Messages:
                 )
             several += len({self.by_body[body].queue_id for body in published + acked}) > 1
         return several
+
+    def _has_come(self, body: bytes) -> bool:
+        """True if the message was in a queue: a client got it, or picked it out."""
+        message = self.by_body[body]
+        return message.seen or message.moved
 
     def _is_judged(self, body: bytes) -> bool:
         """True if the queue of the message has kept all that it had until the end."""
