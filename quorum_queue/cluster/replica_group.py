@@ -92,6 +92,11 @@ class StateMachine(Protocol):
     def fills_itself(self) -> bool:
         """True if a member that gets a snapshot needs no entries below it."""
 
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None:
+        """Do what of `restore` takes longer than a turn, in parts; then call `then`, which restores. The
+        state is durable, and nothing is applied meanwhile.
+        """
+
     def restore(self, state: bytes) -> None: ...
 
     def kept_in(self, state: bytes) -> list[range]:
@@ -271,7 +276,7 @@ class Group:
         self.released: list[range] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
-        #: Number of entries under preparation: until it is 0, none is applied.
+        #: Number of entries and of snapshots under preparation: until it is 0, no entry is applied.
         self.foreseeing = 0
 
     def snapshot(self, then: Callable[[bytes], None]) -> None:
@@ -517,6 +522,16 @@ class Group:
         released = machine.released()
         if released:
             self.released = _grown(self.released, released)
+
+    def apply_nothing(self) -> None:
+        """Apply no entries until `apply_again` is called."""
+        self.foreseeing += 1
+        self.core.applies_later = True
+
+    def apply_again(self) -> None:
+        self.foreseeing -= 1
+        self.core.applies_later = self.foreseeing > 0
+        self.replicas.touch(self)
 
     def forget_applied(self) -> None:
         """Forget the batches of this node that were applied."""

@@ -368,6 +368,9 @@ class ConsumerGroupMemberHost(GroupEffects):
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
         snapshots.read_in_parts(self, self._turn, state, wanted, then)
 
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None:
+        then()
+
     def kept(self, low: int) -> list[range]:
         return []
 

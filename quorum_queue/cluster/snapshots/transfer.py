@@ -413,6 +413,11 @@ def _store(group: Group, receiving: Receiving) -> None:
     store.drop_entries(group.id, without(range(1, index + 1), group.machine.kept_in(state)))
 
     def take_over() -> None:
+        """The machine has come to the state."""
+        group.receiving = None
+        if replicas.groups.get(group.id) is not group:
+            return
+        group.apply_again()
         core.restore(index, term, members)
         group.applied = group.snapshot_index = group.cleaned = index
         group.snapshot_bytes, group.since_bytes = len(state), 0
@@ -425,8 +430,10 @@ def _store(group: Group, receiving: Receiving) -> None:
         logger.info("replica group %d: received a snapshot at %d", group.id, index)
 
     def done() -> None:
-        group.receiving = None
         if replicas.groups.get(group.id) is group:
-            replicas.contain(group, take_over)
+            group.apply_nothing()
+            replicas.contain(group, group.machine.come_to, state, take_over)
+        else:
+            group.receiving = None
 
     replicas.commits.request(done)

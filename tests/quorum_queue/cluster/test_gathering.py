@@ -61,6 +61,7 @@ class Batches:
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
         then(b"")
 
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None: ...
     def restore(self, state: bytes) -> None: ...
     def wanted(self, index: int) -> bool:
         return True
