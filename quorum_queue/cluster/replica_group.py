@@ -61,7 +61,10 @@ class StateMachine(Protocol):
     def encode(self, batches: list[bytes]) -> bytes:
         """Make an entry of the batches of nodes. Only called on a leader."""
 
-    def apply(self, index: int, data: bytes) -> None: ...
+    def apply(self, index: int, data: bytes) -> Callable[[], object] | None:
+        """Apply an entry. Return None if that is done. Otherwise its rest takes more turns, at whose end the
+        machine calls the group's `entry_applied`; return a function that does all of it at once.
+        """
 
     def passed(self, index: int) -> None:
         """An entry without a command for the machine was applied."""
@@ -194,6 +197,7 @@ class Group:
         "asked",
         "askers",
         "cleaned",
+        "complete",
         "core",
         "crowded",
         "early",
@@ -219,6 +223,7 @@ class Group:
         "snapshot_log_bytes",
         "snapshotting",
         "told",
+        "unapplied",
         "unreached",
         "unsynced",
         "wakes",
@@ -276,7 +281,12 @@ class Group:
         self.released: list[range] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
-        #: Number of entries and of snapshots under preparation: until it is 0, no entry is applied.
+        #: The entry that is being applied in several turns, with committed ones after it; and what does the
+        #: rest of it at once.
+        self.unapplied: tuple[Entry, ...] = ()
+        self.complete: Callable[[], object] | None = None
+        #: Number of entries and snapshots under preparation, and entries that take several turns: until it is
+        #: 0, no further entry is applied.
         self.foreseeing = 0
 
     def snapshot(self, then: Callable[[bytes], None]) -> None:
@@ -506,10 +516,14 @@ class Group:
 
     def apply(self, entries: tuple[Entry, ...]) -> None:
         machine = self.machine
-        for index, _, kind, data in entries:
+        for at, (index, _, kind, data) in enumerate(entries):
             self.since_bytes += len(data) + ENTRY_OVERHEAD
             if kind == NORMAL:
-                machine.apply(index, data)
+                self.complete = machine.apply(index, data)
+                if self.complete is not None:
+                    self.unapplied = entries[at:]
+                    self.apply_nothing()
+                    return
             elif data == PASSED_OVER:
                 machine.passed_over(index)
             else:
@@ -522,6 +536,24 @@ class Group:
         released = machine.released()
         if released:
             self.released = _grown(self.released, released)
+
+    def entry_applied(self) -> None:
+        """The entry that took several turns is applied: continue with those after it."""
+        entries = self.unapplied
+        self.drop_unapplied()
+        self.applied = entries[0].index
+        self.apply(entries[1:])
+
+    def drop_unapplied(self) -> None:
+        """Forget the entry that is being applied, and those that wait for it."""
+        if self.unapplied:
+            self.unapplied, self.complete = (), None
+            self.apply_again()
+
+    def complete_entry(self) -> None:
+        """Be in the state of an entry: do at once what is left of the one that is being applied."""
+        while self.complete is not None:
+            self.complete()
 
     def apply_nothing(self) -> None:
         """Apply no entries until `apply_again` is called."""

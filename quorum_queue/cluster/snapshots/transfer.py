@@ -114,6 +114,7 @@ class Receiving:
 
 def begin(group: Group, to: str) -> None:
     """Send a snapshot of the present state to a follower."""
+    group.complete_entry()
     core = group.core
     if group.sending is None:
         group.sending = {}
@@ -418,6 +419,7 @@ def _store(group: Group, receiving: Receiving) -> None:
         if replicas.groups.get(group.id) is not group:
             return
         group.apply_again()
+        group.drop_unapplied()
         core.restore(index, term, members)
         group.applied = group.snapshot_index = group.cleaned = index
         group.snapshot_bytes, group.since_bytes = len(state), 0
