@@ -29,7 +29,7 @@ from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
 
 #: Commands that are executed in one step.
-COMMANDS_MAX: Final = 256
+COMMANDS_MAX: Final = 32
 
 
 class Handed(NamedTuple):

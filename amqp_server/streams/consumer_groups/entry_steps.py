@@ -34,14 +34,19 @@ class EntrySteps:
 
     def apply(self, steps: Iterator[None], done: Callable[[], None]) -> Callable[[], object] | None:
         """Apply an entry by these steps, then call `done`; see StateMachine.apply."""
+        if self._turn.overdue():
+            return self._apply_later(steps, done)
         for _ in steps:
             if self._turn.overdue():
-                self._left, self._done = steps, done
-                self._steps = Steps(self._turn, lambda: steps, self._failed, self._end)
-                self._steps.begin_later()
-                return self._complete
+                return self._apply_later(steps, done)
         done()
         return None
+
+    def _apply_later(self, steps: Iterator[None], done: Callable[[], None]) -> Callable[[], object]:
+        self._left, self._done = steps, done
+        self._steps = Steps(self._turn, lambda: steps, self._failed, self._end)
+        self._steps.begin_later()
+        return self._complete
 
     def _complete(self) -> None:
         for _ in self._left:

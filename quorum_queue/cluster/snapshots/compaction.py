@@ -36,7 +36,9 @@ def take_snapshot(group: Group) -> None:
     """Write the present state; once it is durable, delete the entries that it
     covers and that are not needed.
     """
-    group.complete_entry()
+    if group.unapplied:
+        # An entry is half applied. There will be another occasion.
+        return
     index = group.machine.covered(group.applied)
     receiving = group.receiving
     if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):

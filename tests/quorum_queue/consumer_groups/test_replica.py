@@ -20,7 +20,7 @@ from quorum_queue.consumer_groups.entries import (
 )
 from quorum_queue.consumer_groups.group import PORTIONS_MAX, Group
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Death, GroupReplica, Handed
+from quorum_queue.consumer_groups.replica import AHEAD_MAX, COMMANDS_MAX, Applied, Death, GroupReplica, Handed
 from quorum_queue.consumer_groups.snapshot import View
 from quorum_queue.machine.effects import GONE
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
@@ -714,4 +714,16 @@ def test_no_step_takes_everything_from_a_member(last: Command) -> None:
             replica.applied + 1, *decode_entry(encode_entry(2_000, [batch])), ("n1", 1)
         )
         longest.append(longest_step(applying))
+    assert longest[1] < 1.5 * longest[0]
+
+
+@pytest.mark.pure
+def test_no_step_takes_very_many_commands() -> None:
+    longest: list[int] = []
+    for count in (4 * COMMANDS_MAX, 12 * COMMANDS_MAX):
+        replica = holding(12 * COMMANDS_MAX)
+        settles = [("settle", key("a"), low, low) for low in range(1, 2 * count, 2)]
+        batch = encode_batch("n1", 1, replica.batches["n1"][1] + 1, settles)
+        entry = decode_entry(encode_entry(2_000, [batch]))
+        longest.append(longest_step(replica.applying(replica.applied + 1, *entry, ("n1", 1))))
     assert longest[1] < 1.5 * longest[0]
