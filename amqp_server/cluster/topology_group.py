@@ -208,6 +208,8 @@ class Catalog:
         self.users: dict[int, str] = {}
         #: Prepared operations by their indexes.
         self._foreseen: dict[int, _Foreseen] = {}
+        #: Nodes that are not in the snapshot to which the topology comes.
+        self._removed: list[str] = []
         topology.has_version(roster.version)
 
     def batch(self, number: int, proposal: Proposal) -> bytes:
@@ -517,10 +519,12 @@ class Catalog:
         if self._topology.is_behind(found.topology):
             self._topology.restore(found.topology)
 
-    def restore(self, state: bytes) -> None:
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None:
         found = _decode_state(state)
         _check_version(found.version)
-        removed = [name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)]
+        self._removed = [
+            name for name in self._roster.nodes if name not in found.nodes and self._is_news(name)
+        ]
         self._roster.restore(found.nodes, found.batches, found.begun, found.version, found.given_up)
         self.decisions.restore(found.decisions)
         self._topology.has_version(found.version)
@@ -528,9 +532,14 @@ class Catalog:
         if last_own and begun is not None:
             # Notify before the queues that depend on the version are opened.
             self._listener.began(begun)
-        self._topology.restore(found.topology)
+        self._topology.restore_in_parts(found.topology, then)
+
+    def restore(self, state: bytes) -> None:
+        """`come_to` has changed the topology."""
+        last_own = self.last_own_batch()
         for number in [number for number in self._waiting if number <= last_own]:
             self._waiting.pop(number)(UNSEEN)
+        removed, self._removed = self._removed, []
         self._listener.decisions_restored()
         self._listener.nodes_changed(removed)
         self._listener.applied()

@@ -66,7 +66,10 @@ class StateMachine(Protocol):
     def encode(self, batches: list[bytes]) -> bytes:
         """Make an entry of the batches of nodes. Only called on a leader."""
 
-    def apply(self, index: int, data: bytes) -> None: ...
+    def apply(self, index: int, data: bytes) -> Callable[[], object] | None:
+        """Apply an entry. Return None if that is done. Otherwise its rest takes more turns, at whose end the
+        machine calls the group's `entry_applied`; return a function that does all of it at once.
+        """
 
     def passed(self, index: int) -> None:
         """An entry without a command for the machine was applied."""
@@ -93,6 +96,11 @@ class StateMachine(Protocol):
     @property
     def fills_itself(self) -> bool:
         """True if a member that gets a snapshot needs no entries below it."""
+
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None:
+        """Do what of `restore` takes longer than a turn, in parts; then call `then`, which restores. The
+        state is durable, and nothing is applied meanwhile.
+        """
 
     def restore(self, state: bytes) -> None: ...
 
@@ -177,6 +185,7 @@ class Group:
         "asked",
         "askers",
         "cleaned",
+        "complete",
         "core",
         "crowded",
         "early",
@@ -202,6 +211,7 @@ class Group:
         "snapshot_log_bytes",
         "snapshotting",
         "told",
+        "unapplied",
         "unreached",
         "unsynced",
         "wakes",
@@ -259,7 +269,12 @@ class Group:
         self.released: list[range] | tuple[()] = ()
         self.sending: dict[str, Sending] | None = None
         self.receiving: Receiving | None = None
-        #: Number of entries under preparation: until it is 0, none is applied.
+        #: The entry that is being applied in several turns, with committed ones after it; and what does the
+        #: rest of it at once.
+        self.unapplied: tuple[Entry, ...] = ()
+        self.complete: Callable[[], object] | None = None
+        #: Number of entries and snapshots under preparation, and entries that take several turns: until it is
+        #: 0, no further entry is applied.
         self.foreseeing = 0
 
     def snapshot(self, then: Callable[[bytes], None]) -> None:
@@ -489,10 +504,14 @@ class Group:
 
     def apply(self, entries: tuple[Entry, ...]) -> None:
         machine = self.machine
-        for index, _, kind, data in entries:
+        for at, (index, _, kind, data) in enumerate(entries):
             self.since_bytes += len(data) + ENTRY_OVERHEAD
             if kind == NORMAL:
-                machine.apply(index, data)
+                self.complete = machine.apply(index, data)
+                if self.complete is not None:
+                    self.unapplied = entries[at:]
+                    self.apply_nothing()
+                    return
             elif data == PASSED_OVER:
                 machine.passed_over(index)
             else:
@@ -509,6 +528,34 @@ class Group:
     def needs(self, index: int) -> bool:
         """Return whether the log, or a body, still needs this entry."""
         return index > self.core.log.snapshot_index or self.machine.keeps.holds(index)
+
+    def entry_applied(self) -> None:
+        """The entry that took several turns is applied: continue with those after it."""
+        entries = self.unapplied
+        self.drop_unapplied()
+        self.applied = entries[0].index
+        self.apply(entries[1:])
+
+    def drop_unapplied(self) -> None:
+        """Forget the entry that is being applied, and those that wait for it."""
+        if self.unapplied:
+            self.unapplied, self.complete = (), None
+            self.apply_again()
+
+    def complete_entry(self) -> None:
+        """Be in the state of an entry: do at once what is left of the one that is being applied."""
+        while self.complete is not None:
+            self.complete()
+
+    def apply_nothing(self) -> None:
+        """Apply no entries until `apply_again` is called."""
+        self.foreseeing += 1
+        self.core.applies_later = True
+
+    def apply_again(self) -> None:
+        self.foreseeing -= 1
+        self.core.applies_later = self.foreseeing > 0
+        self.replicas.touch(self)
 
     def forget_applied(self) -> None:
         """Forget the batches of this node that were applied."""

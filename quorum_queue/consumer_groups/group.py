@@ -9,16 +9,18 @@ deliveries come back at once.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quorum_queue.consumer_groups.partition import LET_GO_MAX, Partition, Span
 from quorum_queue.consumer_groups.sharing import share
-from quorum_queue.machine.consumers import UNLIMITED, PrefetchWindow
+from quorum_queue.machine.consumers import ALL_IDS, UNLIMITED, PrefetchWindow
 from quorum_queue.machine.effects import Reason
 
 Key = tuple[Any, ...]
+#: Portions of a member that come back, or are forgotten, in one step.
+PORTIONS_MAX: Final = 512
 
 
 class Portion:
@@ -223,15 +225,46 @@ class Member:
         self._counted(-sum([len(each.offsets) for each in taken]))
         return taken
 
-    def take_all(self, partition: Partition | None = None) -> list[Portion]:
-        """Remove all deliveries, or those of one partition, and return them."""
-        pairs = list(zip(self._starts, self._portions, strict=True))
-        kept = [] if partition is None else [pair for pair in pairs if pair[1].partition is not partition]
-        taken = [each for _, each in pairs if partition is None or each.partition is partition]
-        self._starts = [first for first, _ in kept]
-        self._portions = [portion for _, portion in kept]
-        self._counted(-sum([len(each.offsets) for each in taken]))
+    def last_of_part(self, low: int = 0, high: int = ALL_IDS) -> int:
+        """Return the last id of a part of its deliveries with ids from one up to and including another one:
+        the last of them if they have PORTIONS_MAX portions or fewer.
+        """
+        starts = self._starts
+        at = (max(bisect_right(starts, low) - 1, 0) if low else 0) + PORTIONS_MAX
+        return min(high, starts[at] - 1) if at < len(starts) else high
+
+    def take_all(self) -> list[Portion]:
+        """Remove all deliveries and return them."""
+        taken, self._starts, self._portions = self._portions, [], []
+        self._counted(-self.count)
         return taken
+
+    def end(self) -> None:
+        """It holds nothing for its channel any more; `let_go` frees what it held."""
+        self._counted(-self.count)
+
+    def forgetting(self, partitions: Mapping[Partition, object]) -> Iterator[None]:
+        """Forget the deliveries of some partitions, in steps; nothing may change meanwhile."""
+        starts, portions = self._starts, self._portions
+        kept_starts: list[int] = []
+        kept: list[Portion] = []
+        count = 0
+        while portions:
+            # From the end: there they can be freed at once.
+            for at in range(len(portions) - 1, max(len(portions) - PORTIONS_MAX, 0) - 1, -1):
+                portion = portions[at]
+                if portion.partition in partitions:
+                    count += len(portion.offsets)
+                else:
+                    kept_starts.append(starts[at])
+                    kept.append(portion)
+            del starts[-PORTIONS_MAX:], portions[-PORTIONS_MAX:]
+            if portions:
+                yield
+        kept_starts.reverse()
+        kept.reverse()
+        self._starts, self._portions = kept_starts, kept
+        self._counted(-count)
 
     def let_go(self) -> Iterator[None]:
         """Forget the portions, in steps."""
@@ -312,7 +345,7 @@ class Group:
     def remove(self, stream_id: int) -> Partition:
         """The stream of a partition is gone: forget the partition."""
         partition = self.partitions.pop(stream_id)
-        self._forget_held(partition)
+        self.forget([partition])
         self._give(partition, None)
         for noted in (self.changed, self.freed):
             noted.pop(partition, None)
@@ -333,7 +366,7 @@ class Group:
 
     def move(self, partition: Partition, offset: int) -> None:
         """Continue at this offset. Forget the members' deliveries of the partition."""
-        self._forget_held(partition)
+        self.forget([partition])
         partition.move(offset)
         self._change(partition)
         self.freed[partition] = None
@@ -346,11 +379,30 @@ class Group:
         self._change(partition)
         return count
 
-    def _forget_held(self, partition: Partition) -> None:
-        for member in self.holders():
-            member.take_all(partition)
-        partition.held.clear()
-        partition.holder = None
+    def forget(self, partitions: Iterable[Partition]) -> None:
+        """Forget the members' deliveries of these partitions."""
+        for _ in self.forgetting(partitions):
+            pass
+
+    def forgetting(self, partitions: Iterable[Partition]) -> Iterator[None]:
+        """The same in steps; nothing may change meanwhile."""
+        found = {partition: None for partition in partitions if partition.holder is not None}
+        for member in self.holders() if found else ():
+            yield from member.forgetting(found)
+        for partition in found:
+            partition.held.clear()
+            partition.holder = None
+
+    def let_go(self) -> Iterator[None]:
+        """Forget everything, in steps, and break the reference cycles between partitions and members."""
+        members = self.holders()
+        for partition in list(self.partitions.values()):
+            partition.owner = partition.holder = None
+            for spans in (partition.held, partition.returned, partition.dying):
+                yield from spans.let_go()
+        for member in members:
+            member.owned.clear()
+            yield from member.let_go()
 
     def holders(self) -> list[Member]:
         """Return all that hold messages or wait for some."""
@@ -383,6 +435,23 @@ class Group:
             self.getters.pop(key, None)
             self._give_back(member.take_all())
             member.leave_behind()
+
+    def comes_back_in_parts(self, key: Key) -> bool:
+        """True if a member holds more than should come back in one step."""
+        member = self.find(key)
+        return member is not None and member.last_of_part() < ALL_IDS
+
+    def come_back(self, key: Key) -> None:
+        """Let a part of the deliveries of a member that is gone come back; `leave` gives back the rest."""
+        member = self.find(key)
+        if member is not None:
+            self.give_back(key, 0, member.last_of_part())
+
+    def coming_back(self, key: Key) -> Iterator[None]:
+        """Let all but the last part come back in steps."""
+        while self.comes_back_in_parts(key):
+            self.come_back(key)
+            yield
 
     def rebalance(self) -> bool:
         """Assign the partitions again if members or partitions have changed; return whether an assignment

@@ -14,18 +14,23 @@ A node numbers its batches, and replicas apply them only in order (see quorum_qu
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from quorum_queue.batch_order import NOT_NEXT
 from quorum_queue.consumer_groups import snapshot
 from quorum_queue.consumer_groups.entries import CodecError, Command, Key, NodeBatch
+from quorum_queue.consumer_groups.group import Member
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
 from quorum_queue.consumer_groups.state import AHEAD_MAX, Death, ReplicaState, new_member
 from quorum_queue.machine.consumers import ALL_IDS
 from quorum_queue.machine.effects import GONE, Reason
 from quorum_queue.machine.parts import READY, TransactionId
 from quorum_queue.machine.seal import SEALED, Sealed, outcome
+
+#: Commands that are executed in one step.
+COMMANDS_MAX: Final = 32
 
 
 class Handed(NamedTuple):
@@ -110,6 +115,16 @@ class GroupReplica(ReplicaState):
 
     def apply(self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]) -> Applied:
         """Apply an entry; return its effects for the node and incarnation `own`. Raises CodecError."""
+        for _ in self.applying(index, now_ms, found, own):
+            pass
+        return self.effects
+
+    def applying(
+        self, index: int, now_ms: int, found: list[NodeBatch], own: tuple[str, int]
+    ) -> Iterator[None]:
+        """Apply an entry in steps; then `effects` has its effects for the node and incarnation `own`. Until
+        the last step the state is that of no entry. Raises CodecError.
+        """
         if index <= self.applied:
             raise ValueError(f"entry {index} comes after entry {self.applied}")
         self.applied = index
@@ -123,16 +138,28 @@ class GroupReplica(ReplicaState):
             if last == NOT_NEXT:
                 continue
             if begins:
-                self._node_down(batch.node, batch.incarnation - 1)
+                # The first batch of a new start ends the earlier one.
+                yield from self._node_down(batch.node, batch.incarnation - 1)
             is_own = batch.node == own[0] and batch.incarnation == own[1]
             if is_own:
                 if batch.number != last + 1:
                     applied.missed = range(last + 1, batch.number)
                 applied.numbers.append(batch.number)
-            for command in batch.commands:
-                self._run(command, is_own=is_own)
+            for place, command in enumerate(batch.commands, 1):
+                if place % COMMANDS_MAX == 0:
+                    yield
+                try:
+                    steps = self._do(command, is_own=is_own)
+                    if steps is not None:
+                        yield from steps
+                except (IndexError, TypeError, KeyError) as error:
+                    raise CodecError(f"a command of a consumer group: {command[0]!r}: {error!r}") from error
         self._finish()
-        return applied
+
+    @property
+    def effects(self) -> Applied:
+        """The effects of the last entry."""
+        return self._applied
 
     def begin_with(self, index: int, now_ms: int) -> None:
         """The group was restored without a log: its log begins after this entry."""
@@ -167,17 +194,11 @@ class GroupReplica(ReplicaState):
 
     # -- commands --------------------------------------------------------------------------------------------
 
-    def _run(self, command: Command, *, is_own: bool) -> None:
-        """Raises CodecError."""
-        try:
-            self._do(command, is_own=is_own)
-        except (IndexError, TypeError, KeyError) as error:
-            raise CodecError(f"a command of a consumer group: {command[0]!r}: {error!r}") from error
-
-    def _do(self, command: Command, *, is_own: bool) -> None:
+    def _do(self, command: Command, *, is_own: bool) -> Iterator[None] | None:
+        """Execute a command, or return the steps of one that may take long. Raises CodecError."""
         group, verb = self.group, command[0]
         if verb == "settle":
-            group.settle(command[1], command[2], command[3])
+            return self._settle(group.settle, command[1], command[2], command[3])
         elif verb == "hand":
             self._hand(command[1], command[2], command[3], command[4])
         elif verb == "sent":
@@ -186,15 +207,15 @@ class GroupReplica(ReplicaState):
                 member.sent = command[2]
                 group.roomy[member] = None
         elif verb == "return":
-            group.give_back(command[1], command[2], command[3])
+            return self._settle(group.give_back, command[1], command[2], command[3])
         elif verb == "unsent":
-            group.give_back(command[1], command[2], command[3], seen=False)
+            return self._settle(self._unsent, command[1], command[2], command[3])
         elif verb == "discard":
-            group.discard(command[1], command[2], command[3])
+            return self._settle(group.discard, command[1], command[2], command[3])
         elif verb == "attach":
-            self._attach(command[1], command[2], command[3], is_own=is_own)
+            return self._attach(command[1], command[2], command[3], is_own=is_own)
         elif verb == "detach":
-            self._leave(command[1], gone=command[2])
+            return self._leave(command[1], gone=command[2])
         elif verb == "limit":
             member = group.members.get(command[1])
             if member is not None:
@@ -205,7 +226,7 @@ class GroupReplica(ReplicaState):
         elif verb == "nothing":
             self._got_nothing(command[1])
         elif verb == "streams":
-            self._streams(command[1], command[2])
+            return self._streams(command[1], command[2])
         elif verb == "begin":
             partition = group.partitions.get(command[1])
             if partition is not None and partition.cursor == UNKNOWN:
@@ -223,7 +244,7 @@ class GroupReplica(ReplicaState):
             if is_own:
                 self._applied.in_use.append((command[1], len(group.members)))
         elif verb in ("move", "move_unused"):
-            self._move(command[1], command[2], is_own=is_own)
+            return self._move(command[1], command[2], is_own=is_own)
         elif verb == "seal":
             self._seal(command[1], command[2], command[3], is_own=is_own)
         elif verb == "pend":
@@ -237,12 +258,12 @@ class GroupReplica(ReplicaState):
             self.parts.resolve(command[1], committed=command[2])
             self._applied.resolved.append(command[1])
         elif verb == "stuck":
-            for member in group.stuck(command[1]):
-                self._lose(member.key)
+            return self._stuck(command[1])
         elif verb == "node_down":
-            self._node_down(command[1], command[2])
+            return self._node_down(command[1], command[2])
         else:
             raise CodecError(f"no command of a consumer group is called {verb!r}")
+        return None
 
     def _is_own(self, key: Key) -> bool:
         node, incarnation = self._own
@@ -250,7 +271,30 @@ class GroupReplica(ReplicaState):
 
     # -- members ---------------------------------------------------------------------------------------------
 
-    def _attach(self, key: Key, prefetch: int, next_id: int, *, is_own: bool) -> None:
+    def _unsent(self, key: Key, low: int, high: int) -> None:
+        self.group.give_back(key, low, high, seen=False)
+
+    def _settle(
+        self, settle: Callable[[Key, int, int], None], key: Key, low: int, high: int
+    ) -> Iterator[None] | None:
+        """Settle deliveries, in steps if there are many."""
+        member = self.group.find(key)
+        if member is not None and member.last_of_part(low, high) < high:
+            return self._settling(settle, member, low, high)
+        settle(key, low, high)
+        return None
+
+    def _settling(
+        self, settle: Callable[[Key, int, int], None], member: Member, low: int, high: int
+    ) -> Iterator[None]:
+        while low <= high:
+            last = member.last_of_part(low, high)
+            settle(member.key, low, last)
+            low = last + 1
+            if low <= high:
+                yield
+
+    def _attach(self, key: Key, prefetch: int, next_id: int, *, is_own: bool) -> Iterator[None]:
         refused = None
         if self.sealed:
             refused = GONE
@@ -259,12 +303,13 @@ class GroupReplica(ReplicaState):
         else:
             if self.group.find(key) is not None:
                 # Its node has forgotten its deliveries.
+                yield from self.group.coming_back(key)
                 self.group.leave(key, gone=True)
             self.group.join(new_member(key, prefetch, next_id, next_id))
         if is_own:
             self._applied.attached.append((key, refused))
 
-    def _leave(self, key: Key, *, gone: bool) -> None:
+    def _leave(self, key: Key, *, gone: bool) -> Iterator[None]:
         """A consumer leaves. Its node has reported which deliveries were sent; no client has seen the rest.
 
         Partitions are read independently, so some deliveries below that may not have been sent either: they
@@ -272,29 +317,37 @@ class GroupReplica(ReplicaState):
         """
         member = self.group.find(key)
         if member is not None:
-            self.group.give_back(key, member.sent, ALL_IDS, seen=False)
+            steps = self._settle(self._unsent, key, member.sent, ALL_IDS)
+            if steps is not None:
+                yield from steps
             self._applied.handed = [each for each in self._applied.handed if each.key != key]
-        self._detach(key, gone=gone)
+        yield from self._detach(key, gone=gone)
 
-    def _detach(self, key: Key, *, gone: bool) -> None:
+    def _detach(self, key: Key, *, gone: bool) -> Iterator[None]:
+        if gone:
+            yield from self.group.coming_back(key)
         self.group.leave(key, gone=gone)
         if gone:
             self.getting.pop(key, None)
             self._applied.handed = [each for each in self._applied.handed if each.key != key]
 
-    def _lose(self, key: Key) -> None:
-        self._detach(key, gone=True)
+    def _stuck(self, before_ms: int) -> Iterator[None]:
+        for member in self.group.stuck(before_ms):
+            yield from self._lose(member.key)
+
+    def _lose(self, key: Key) -> Iterator[None]:
+        yield from self._detach(key, gone=True)
         if self._is_own(key):
             self._applied.lost.append(key)
 
-    def _node_down(self, node: str, incarnation: int) -> None:
+    def _node_down(self, node: str, incarnation: int) -> Iterator[None]:
         """A node has ended, or has lost its consumers of these starts."""
         for part in self.parts.of_starts(node, incarnation):
             # The rest of it will not come.
             self.parts.resolve(part.transaction, committed=False)
         for key in self.holders():
             if key[0] == node and key[1] <= incarnation:
-                self._detach(key, gone=True)
+                yield from self._detach(key, gone=True)
                 if self._is_own(key):
                     self._applied.gone.append(key)
 
@@ -309,8 +362,9 @@ class GroupReplica(ReplicaState):
 
     # -- partitions ------------------------------------------------------------------------------------------
 
-    def _streams(self, come: list[list[Any]], gone: list[int]) -> None:
+    def _streams(self, come: list[list[Any]], gone: list[int]) -> Iterator[None]:
         group, known = self.group, self.known
+        yield from group.forgetting([group.partitions[each] for each in gone if each in group.partitions])
         for stream_id in gone:
             if stream_id in group.partitions:
                 group.remove(stream_id)
@@ -326,7 +380,7 @@ class GroupReplica(ReplicaState):
         self.known = True
         if not group.partitions:
             for key in list(group.members):
-                self._lose(key)
+                yield from self._lose(key)
 
     def _forget(self, stream_id: int) -> None:
         """No member holds messages of this stream any more."""
@@ -334,7 +388,11 @@ class GroupReplica(ReplicaState):
         applied.forgotten.append(stream_id)
         applied.handed = [each for each in applied.handed if each.stream_id != stream_id]
 
-    def _move(self, token: int, places: list[list[int]], *, is_own: bool) -> None:
+    def _move(self, token: int, places: list[list[int]], *, is_own: bool) -> Iterator[None]:
+        partitions = self.group.partitions
+        yield from self.group.forgetting(
+            [partitions[stream_id] for stream_id, _ in places if stream_id in partitions]
+        )
         for stream_id, offset in places:
             partition = self.group.partitions.get(stream_id)
             if partition is not None:

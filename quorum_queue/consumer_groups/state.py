@@ -66,17 +66,8 @@ class ReplicaState:
         self.sealed = False
 
     def let_go(self) -> Iterator[None]:
-        """Forget everything, in steps, and break the reference cycles between partitions and members."""
-        group = self.group
-        members = group.holders()
-        partitions = list(group.partitions.values())
-        for partition in partitions:
-            partition.owner = partition.holder = None
-            for spans in (partition.held, partition.returned, partition.dying):
-                yield from spans.let_go()
-        for member in members:
-            member.owned.clear()
-            yield from member.let_go()
+        """Forget everything, in steps, and break the reference cycles."""
+        yield from self.group.let_go()
         yield
 
 

@@ -128,7 +128,7 @@ class Permissions:
     def clear_user(self, user: str) -> None:
         for permission in self.of_user(user):
             self.clear(user, permission.vhost)
-        for topic in [topic for topic in self.topics() if topic.user == user]:
+        for topic in [topic for topic in self._topics.values() if topic.user == user]:
             self.clear_topic(user, topic.vhost, topic.exchange)
 
     def clear_vhost(self, vhost: str) -> None:
@@ -144,10 +144,15 @@ class Permissions:
         return [self._permissions[key] for key in sorted(self._permissions)]
 
     def of_user(self, user: str) -> list[Permission]:
-        return [permission for permission in self.all() if permission.user == user]
+        # A loop that deletes thousands of users asks for each: sort only what is found.
+        return [
+            self._permissions[key] for key in sorted([key for key in self._permissions if key[0] == user])
+        ]
 
     def of_vhost(self, vhost: str) -> list[Permission]:
-        return [permission for permission in self.all() if permission.vhost == vhost]
+        return [
+            self._permissions[key] for key in sorted([key for key in self._permissions if key[1] == vhost])
+        ]
 
     def grant_of(self, user: str, scopes: Sequence[str]) -> Grant | RemoteGrant:
         """Return the grant of a user that a token or the HTTP backend has authenticated."""

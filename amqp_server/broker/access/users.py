@@ -166,6 +166,10 @@ class Users:
             raise UserRefused(f"there are {len(self._users)} users already, the maximum (users_max)")
         return user
 
+    def has_room_after(self, count: int) -> bool:
+        """True if there is room for one more user after so many new ones."""
+        return len(self._users) + count < self._users_max
+
     def store(self, user: User) -> None:
         """Add or replace a user."""
         self._users[user.name] = user

@@ -141,6 +141,13 @@ class Parameters:
             )
         return record
 
+    def has_room_after(self, count: int, value_bytes: int) -> bool:
+        """True if there is room for one more parameter after so many new ones with so many bytes."""
+        return (
+            len(self._records) + count < self._parameters_max
+            and self._bytes + value_bytes + self._value_bytes_max <= self._bytes_max
+        )
+
     def store(self, record: ParameterRecord) -> bool:
         """Set a parameter; return whether it is new."""
         before = self._records.get(record.key)

@@ -18,13 +18,14 @@ from amqp_server.broker.access.users import last_administrator
 from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.operations import Operation
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, USER_LIMITS, ParameterRecord
-from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, QueueRecord, encoded
+from amqp_server.broker.declared.records import BindingRecord, ExchangeRecord, encoded
 from amqp_server.broker.metadata import Metadata, decode, encode
 from amqp_server.broker.topology import super_streams
 from amqp_server.broker.topology.event_headers import of_parameter
 from amqp_server.broker.topology.events import EVENT, MESSAGE_EVENT
 from amqp_server.broker.topology.partitions import Partitions
 from amqp_server.broker.topology.replication import Result
+from amqp_server.broker.topology.restoring import restoring
 from amqp_server.broker.topology.topology_snapshot import (
     TopologyRecords,
     TopologyView,
@@ -35,7 +36,6 @@ from amqp_server.broker.topology.vhost import binding_of, vhost_of
 from exchanges.router import InvalidArgument, UnknownExchangeType
 from quorum_queue.boundary import Fatal
 from quorum_queue.machine import versions
-from quorum_queue.queue_ids import index_of, is_partition
 from quorum_queue.steps import in_steps
 
 if TYPE_CHECKING:
@@ -504,101 +504,39 @@ class Topology:
         Queues that are not in the snapshot are closed and their consumers cancelled; the others keep their
         hosts.
         """
-        state, self._reading = self._reading, None
-        if state is None or state.snapshot != snapshot:
-            state = TopologyRecords(snapshot)
-        state.finish()
-        # Auto-delete exchanges may be deleted with removed bindings, so look for missing objects only
-        # afterwards.
-        self._restore_users(state)
-        there = self._remove_the_gone(state)
-        self._add_the_missing(state, there)
-        self._note(state.applied)
+        for _ in self._restoring(snapshot):
+            pass
+
+    def restore_in_parts(self, snapshot: bytes, then: Callable[[], object]) -> None:
+        """Do the same in parts; then call `then`. Nothing may be applied meanwhile. Raises
+        UnreadableSnapshot.
+        """
+        in_steps(
+            self._parts.turn,
+            self._restoring(snapshot),
+            "a snapshot of the topology could not be restored",
+            then,
+        )
+
+    def _restoring(self, snapshot: bytes) -> Iterator[None]:
+        records, self._reading = self._reading, None
+        if records is None or records.snapshot != snapshot:
+            records = TopologyRecords(snapshot)
+        while not records.whole:
+            records.read_part()
+            yield
+        if records.applied <= self.applied and self._parts.replication.clustered:
+            # A node that ends before all is done begins anew, with the snapshot on its disk: its records must
+            # be older than that.
+            note_applied(self._parts.metadata, records.applied - 1)
+        yield from restoring(self._parts, records, self.applied, self._change)
+        self._note(records.applied)
         if self.lacks:
             self.lack(0)
         self._parts.changed()
 
-    def _restore_users(self, state: TopologyRecords) -> None:
-        parts = self._parts
-        vhosts = {record.name: record for record in state.vhosts}
-        users = {user.name: user for user in state.users}
-        permissions = {(each.user, each.vhost): each for each in state.permissions}
-        for known in list(parts.vhost_records):
-            if known.name not in vhosts:
-                self._delete_vhost(0, operations.DeleteVhost(known.name))
-        for record in vhosts.values():
-            if parts.vhost_records.get(record.name) != record:
-                self._put_vhost(0, operations.PutVhost(record))
-        for user in list(parts.access.users):
-            if user.name not in users:
-                self._delete_user(0, operations.DeleteUser(user.name, forced=True))
-        for user in users.values():
-            if parts.access.users.get(user.name) != user:
-                parts.access.users.store(user)
-        for permission in parts.access.permissions.all():
-            if (permission.user, permission.vhost) not in permissions:
-                parts.access.permissions.clear(permission.user, permission.vhost)
-        for permission in permissions.values():
-            if parts.access.permissions.get(permission.user, permission.vhost) != permission:
-                parts.access.permissions.store(permission)
-        parameters = {record.key: record for record in state.parameters}
-        for parameter in parts.runtime.parameters:
-            if parameter.key not in parameters:
-                parts.runtime.parameters.clear(*parameter.key)
-        for parameter in parameters.values():
-            parts.runtime.parameters.store(parameter)
-        topics = dict.fromkeys(state.topic_permissions)
-        for topic in parts.access.permissions.topics():
-            if topic not in topics:
-                parts.access.permissions.clear_topic(topic.user, topic.vhost, topic.exchange)
-        for topic in topics:
-            parts.access.permissions.store_topic(topic)
-
-    def _remove_the_gone(self, state: TopologyRecords) -> dict[BindingRecord, None]:
-        """Remove objects that are not in the snapshot; return the bindings that stay."""
-        queues = {record.queue_id: record for record in state.queues}
-        exchanges = dict.fromkeys(state.exchanges)
-        bindings = dict.fromkeys(state.bindings)
-        there: dict[BindingRecord, None] = {}
-        for vhost in list(self._parts.vhosts.values()):
-            for queue in list(vhost.queues.values()):
-                record = queues.get(queue.queue_id)
-                if record is None or (record.vhost, record.name) != (vhost.name, queue.name):
-                    vhost.remove_queue(queue)
-            for exchange in list(vhost.exchange_records()):
-                if exchange not in exchanges:
-                    vhost.remove_exchange(exchange.name)
-            for binding in list(vhost.binding_records()):
-                if binding in bindings:
-                    there[binding] = None
-                else:
-                    vhost.remove_binding(binding)
-        # Others may have been deleted with an auto-delete exchange whose last binding was removed.
-        return there if len(there) == self._parts.counts.bindings else {}
-
-    def _add_the_missing(self, state: TopologyRecords, there: dict[BindingRecord, None]) -> None:
-        parts = self._parts
-        for exchange in state.exchanges:
-            vhost_of(parts, exchange.vhost).put_exchange(exchange)
-        for record in state.queues:
-            vhost = vhost_of(parts, record.vhost)
-            queue = vhost.queues.get(record.name)
-            if queue is None:
-                unknown = index_of(record.queue_id) > self.applied
-                vhost.put_queue(record, unknown=unknown, of_many=is_partition(record.queue_id))
-                continue
-            if _places(queue.record) != _places(record):
-                vhost.set_members(queue, record.members, record.leader, record.founders)
-            vhost.put_record(queue, record)
-        for binding in state.bindings:
-            if binding in there:
-                continue
-            vhost_of(parts, binding.vhost).put_binding(binding)
-
-
-def _places(record: QueueRecord) -> tuple[object, ...]:
-    """Return the fields that a change of members changes."""
-    return record.members, record.leader, record.founders
+    def _change(self, operation: Operation) -> None:
+        _APPLY[type(operation)](self, 0, operation)
 
 
 def note_applied(metadata: Metadata, index: int) -> None:

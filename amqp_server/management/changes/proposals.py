@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import trio
 
@@ -29,6 +30,25 @@ async def propose(broker: Broker, operation: Operation) -> Result:
     return result
 
 
+async def propose_all(broker: Broker, operations: Sequence[Operation]) -> list[Result | Refused]:
+    """Make changes in this order, in one turn; return their results."""
+    found: dict[int, Result | Refused] = {}
+    answered, user = trio.Event(), ACTING.get()
+
+    def told(at: int, result: Result | Refused) -> None:
+        found[at] = result
+        if len(found) == len(operations):
+            answered.set()
+
+    def ask() -> None:
+        for at, operation in enumerate(operations):
+            broker.propose(operation, partial(told, at), user)
+
+    broker.turn.run(ask)
+    await answered.wait()
+    return [found[at] for at in range(len(operations))]
+
+
 def require_version(broker: Broker, version: int) -> None:
     """Raises Unavailable if nodes may be there that do not know this version; see
     quorum_queue.machine.versions.
@@ -52,7 +72,12 @@ async def _change(broker: Broker, operation: PutParameter | ClearParameter) -> b
     result = await propose(broker, operation)
     if result.error:
         raise NotFound(result.error)
+    await policies_applied(broker)
+    return result.changed
+
+
+async def policies_applied(broker: Broker) -> None:
+    """Wait until all queues and exchanges of this node follow the current policies."""
     applied = trio.Event()
     broker.turn.run(broker.runtime.policies.when_applied, applied.set)
     await applied.wait()
-    return result.changed

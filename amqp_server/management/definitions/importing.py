@@ -3,7 +3,8 @@ are or are replaced.
 
 As in RabbitMQ, queues, exchanges and bindings that exist stay as they are; users, permissions, policies and
 parameters are replaced. Objects that have no counterpart here are skipped and noted. Queues, exchanges and
-bindings are declared as by clients, several at a time: in a cluster each takes a round of its nodes.
+bindings are declared as by clients. Several objects are made at a time: in a cluster each takes a round of
+its nodes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,13 @@ from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitm
 from amqp_server.broker.access.permissions import ITSELF, InvalidPermission
 from amqp_server.broker.access.users import UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.declared.argument_table import not_replicated
-from amqp_server.broker.declared.operations import ProtectQueue
+from amqp_server.broker.declared.operations import (
+    ProtectQueue,
+    PutParameter,
+    PutUser,
+    SetPermission,
+    SetTopicPermission,
+)
 from amqp_server.broker.declared.parameters import (
     GLOBAL,
     OPERATOR_POLICY,
@@ -27,6 +34,7 @@ from amqp_server.broker.declared.parameters import (
     USER_LIMITS,
     VHOST_LIMITS,
     NoRoomForParameter,
+    ParameterRecord,
     ParameterRefused,
 )
 from amqp_server.broker.declared.policy import KEYS
@@ -37,16 +45,16 @@ from amqp_server.broker.topology.super_streams import PARTITIONS
 from amqp_server.errors import AMQPError
 from amqp_server.management.changes.internal_session import Direct
 from amqp_server.management.changes.parallel_sessions import Asked, Together
-from amqp_server.management.changes.proposals import propose, set_parameter
+from amqp_server.management.changes.proposals import require_version
+from amqp_server.management.changes.proposed_together import ProposedTogether
 from amqp_server.management.request.answer import bad_request
 from amqp_server.management.request.time_slices import Rest
 from amqp_server.management.resources import shovels
-from amqp_server.management.resources.users import set_permission, set_topic_permission, set_user
 from amqp_server.management.resources.vhosts import create_vhost
 from amqp_server.wire import methods
 from exchanges.registry import EXCHANGE_TYPES
 from exchanges.super_stream import SUPER_STREAM
-from quorum_queue.machine.versions import PAUSES
+from quorum_queue.machine.versions import PARAMETERS, PAUSES
 
 if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
@@ -85,6 +93,7 @@ class Import:
         self._parts = parts
         self._broker = parts.broker
         self._rest = rest
+        self._together = ProposedTogether(parts.broker, parts.user_changes)
         self._version: tuple[int, ...] = SHA256_SINCE
         #: Objects that have no counterpart here: section, vhost, name and reason.
         self.skipped: list[dict[str, str]] = []
@@ -101,14 +110,14 @@ class Import:
             if name not in SECTIONS and isinstance(told[name], list) and told[name]:
                 self._skip(name, {}, "unknown here")
         self._version = _version(told)
-        await self._one_by_one("users", sections, self._user)
-        await self._one_by_one("vhosts", sections, self._vhost)
-        await self._one_by_one("permissions", sections, self._permission)
-        await self._one_by_one("topic_permissions", sections, self._topic_permission)
+        await self._in_order("users", sections, self._user)
+        await self._in_order("vhosts", sections, self._vhost)
+        await self._in_order("permissions", sections, self._permission)
+        await self._in_order("topic_permissions", sections, self._topic_permission)
         await self._several("exchanges", sections["exchanges"], self._exchange)
-        await self._one_by_one("global_parameters", sections, self._global_parameter)
-        await self._one_by_one("policies", sections, self._policy)
-        await self._one_by_one("parameters", sections, self._parameter)
+        await self._in_order("global_parameters", sections, self._global_parameter)
+        await self._in_order("policies", sections, self._policy)
+        await self._in_order("parameters", sections, self._parameter)
         # A consumer group reads a stream, which must exist first.
         others: list[Item] = []
         groups: list[Item] = []
@@ -117,7 +126,7 @@ class Import:
             (groups if _is_group(item) else others).append(item)
         await self._several("queues", others, self._queue)
         await self._several("queues", groups, self._queue)
-        await self._one_by_one("queues", sections, self._protection)
+        await self._in_order("queues", sections, self._protection)
         await self._several("bindings", sections["bindings"], self._binding)
 
     async def _items(self, told: Mapping[str, Any], section: str, vhost: str | None) -> list[Item]:
@@ -137,13 +146,17 @@ class Import:
             {"section": section, "vhost": str(item.get("vhost", "")), "name": str(name), "reason": why}
         )
 
-    async def _one_by_one(
+    async def _in_order(
         self, section: str, sections: Mapping[str, list[Item]], take: Callable[[Item], Awaitable[None]]
     ) -> None:
-        for item in sections.get(section, ()):
-            await self._rest()
-            with _naming(section, item):
-                await take(item)
+        try:
+            for item in sections.get(section, ()):
+                await self._rest()
+                with _naming(section, item):
+                    await take(item)
+        finally:
+            # What came before an item that is refused is made.
+            await self._together.finish()
 
     async def _several(
         self, section: str, items: Iterable[Item], method_of: Callable[[Item], base.Frame | None]
@@ -176,14 +189,15 @@ class Import:
         if encoded is None:
             self._skip("users", item, f"hashing algorithm {item.get('hashing_algorithm')} is not supported")
             return
-        async with self._parts.user_changes:
-            await set_user(broker, name, encoded, checked_tags(tags))
+        user = broker.access.users.prepare(name, encoded, checked_tags(tags))
+        await self._together.add(PutUser(user), _naming("users", item))
         limits = _object(item.get("limits"))
         if limits:
             reason = problem(limits, OF_USERS, USER_LIMITS)
             if reason is not None:
                 raise _Wrong(reason)
-            await set_parameter(broker, broker.runtime.parameters.prepare(GLOBAL, USER_LIMITS, name, limits))
+            record = broker.runtime.parameters.prepare(GLOBAL, USER_LIMITS, name, limits)
+            await self._set("users", item, record)
 
     async def _hash(self, item: Item) -> str | None:
         """Return the hash to store; None if its algorithm is not known here."""
@@ -231,12 +245,15 @@ class Import:
     async def _permission(self, item: Item) -> None:
         vhost, user = self._vhost_of(item), self._user_of(item)
         configure, write, read = (_text(item, key) for key in ("configure", "write", "read"))
-        await set_permission(self._broker, user, vhost, configure, write, read)
+        permission = self._broker.access.permissions.prepare(user, vhost, configure, write, read)
+        await self._together.add(SetPermission(permission), _naming("permissions", item))
 
     async def _topic_permission(self, item: Item) -> None:
         vhost, user = self._vhost_of(item), self._user_of(item)
         exchange, write, read = (_text(item, key) for key in ("exchange", "write", "read"))
-        await set_topic_permission(self._broker, user, vhost, exchange, write, read)
+        topic = self._broker.access.permissions.prepare_topic(user, vhost, exchange, write, read)
+        require_version(self._broker, PARAMETERS)
+        await self._together.add(SetTopicPermission(topic), _naming("topic_permissions", item))
 
     def _user_of(self, item: Item) -> str:
         user = _text(item, "user")
@@ -249,7 +266,10 @@ class Import:
     async def _global_parameter(self, item: Item) -> None:
         broker = self._broker
         record = broker.runtime.parameters.prepare(GLOBAL, GLOBAL, _text(item, "name"), item.get("value"))
-        await set_parameter(broker, record)
+        await self._set("global_parameters", item, record)
+
+    async def _set(self, section: str, item: Item, record: ParameterRecord) -> None:
+        await self._together.add(PutParameter(record), _naming(section, item))
 
     async def _policy(self, item: Item) -> None:
         await self._set_policy(item, item, operator=False)
@@ -279,7 +299,7 @@ class Import:
             apply_to=value.get("apply-to", "all"),
             operator=operator,
         )
-        await set_parameter(broker, record)
+        await self._set(section, item, record)
 
     async def _parameter(self, item: Item) -> None:
         vhost, component, value = self._vhost_of(item), _text(item, "component"), item.get("value")
@@ -294,8 +314,10 @@ class Import:
             if reason is not None:
                 raise _Wrong(reason)
             record = self._broker.runtime.parameters.prepare(vhost, component, LIMITS, told)
-            await set_parameter(self._broker, record)
+            await self._set("parameters", item, record)
         elif component == SHOVEL:
+            # It is counted against a limit of its own.
+            await self._together.finish()
             try:
                 record = shovels.prepared(self._broker, vhost, _text(item, "name"), told or value)
             except NoRoomForParameter:
@@ -303,7 +325,7 @@ class Import:
             except ParameterRefused as refused:
                 self._skip("parameters", item, str(refused))
             else:
-                await set_parameter(self._broker, record)
+                await self._set("parameters", item, record)
         else:
             self._skip("parameters", item, f"component {component} does not exist in mqd")
 
@@ -384,7 +406,8 @@ class Import:
                 "queues", item, "its protection needs a cluster whose nodes all run this version of mqd"
             )
             return
-        await propose(self._broker, ProtectQueue(item["vhost"], queue.name, queue.queue_id, True))
+        protected = ProtectQueue(item["vhost"], queue.name, queue.queue_id, True)
+        await self._together.add(protected, _naming("queues", item))
 
     def _binding(self, item: Item) -> base.Frame | None:
         vhost, source, destination = item["vhost"], _text(item, "source"), _text(item, "destination")

@@ -22,7 +22,9 @@ from amqp_server.broker.declared.operations import (
 )
 from amqp_server.config import INTERNAL_BACKEND
 from amqp_server.connection.login.password_checks import PasswordChecks
-from amqp_server.management.changes.proposals import propose, require_version
+from amqp_server.errors import Unavailable
+from amqp_server.management.changes.proposals import propose, propose_all, require_version
+from amqp_server.management.changes.proposed_together import AT_ONCE
 from amqp_server.management.request.answer import (
     NO_CONTENT,
     Answer,
@@ -36,6 +38,7 @@ from amqp_server.management.request.answer import (
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from quorum_queue.machine import versions
+from quorum_queue.ports import Refused
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -149,9 +152,21 @@ async def delete_users(call: Call) -> Answer:
         unknown = next((name for name in names if call.broker.access.users.get(name) is None), None)
         if unknown is not None:
             raise Refusal(400, "bad_request", ["no_such_user", unknown])
-        for name in dict.fromkeys(names):
-            await _delete(call, name)
+        left = list(dict.fromkeys(names))
+        while left:
+            await _delete_some(call, left[:AT_ONCE])
+            del left[:AT_ONCE]
     return NO_CONTENT
+
+
+async def _delete_some(call: Call, names: list[str]) -> None:
+    forced = call.switch("force")
+    for result in await propose_all(call.broker, [DeleteUser(name, forced) for name in names]):
+        if isinstance(result, Refused):
+            raise Unavailable(result.text)
+        with refusing(UserRefused):
+            if result.error:
+                raise UserRefused(result.error)
 
 
 class Login(msgspec.Struct):

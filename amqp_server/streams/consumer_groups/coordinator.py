@@ -182,6 +182,11 @@ class Coordinator:
         offsets = watching.offsets() if watching is not None else None
         if offsets is None or partition.cursor == UNKNOWN:
             return
+        if offsets.stop < partition.cursor:
+            # The stream has just moved away from this node, which does not know its end yet. Messages that
+            # came back are not new, so nothing tells when it does.
+            self._ready[stream_id] = None
+            self._host.retry()
         span = partition.upcoming()
         if span.low < offsets.start:
             # The message is deleted.

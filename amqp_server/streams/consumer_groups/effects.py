@@ -9,6 +9,7 @@ import logging
 from amqp_server.streams.consumer_groups import snapshots
 from amqp_server.streams.consumer_groups.coordinator import Coordinator
 from amqp_server.streams.consumer_groups.dead_letters import Letters
+from amqp_server.streams.consumer_groups.entry_steps import EntrySteps
 from amqp_server.streams.consumer_groups.requests import InUse, Requests
 from amqp_server.streams.consumer_groups.stuck_members import MemberWatch
 from amqp_server.streams.consumer_groups.view import GroupView
@@ -38,6 +39,7 @@ class GroupEffects(GroupView):
     _coordinator: Coordinator
     _letters: Letters
     watch: MemberWatch
+    entry: EntrySteps
     queue_id: int
     #: How far the time of the group is ahead of this node's clock.
     _ahead_ms: int
@@ -88,6 +90,7 @@ class GroupEffects(GroupView):
         """Jump to a snapshot from the leader, and hand out the messages that the group gave this node's
         consumers meanwhile.
         """
+        self.entry.stop()
         before, self.replica = self.replica, self._restored(state)
         snapshots.drop(self, self._turn, before)
         self._keep_time()

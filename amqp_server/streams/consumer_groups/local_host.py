@@ -21,7 +21,7 @@ from amqp_server.streams.consumer_groups.positions import GroupPlaces
 from amqp_server.streams.layout.consumer_start import Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.local_host import StreamHost
-from quorum_queue.consumer_groups.group import Group, Key, Member
+from quorum_queue.consumer_groups.group import PORTIONS_MAX, Group, Key, Member
 from quorum_queue.consumer_groups.partition import Partition
 from quorum_queue.host import DELETED, QueueHost, answer_publishes
 from quorum_queue.local_host import NodeServices
@@ -29,6 +29,7 @@ from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.machine import ENQUEUES, Command
 from quorum_queue.machine.settings import Settings
 from quorum_queue.ports import ConsumerState, Got, Hosted, Refused
+from quorum_queue.steps import in_later_steps
 
 logger = logging.getLogger("mqd.groups")
 
@@ -68,6 +69,8 @@ class ConsumerGroupHost(QueueHost):
         self._handed = False
         #: When to check members, to try a stream again, and to commit acks; below zero: never.
         self._watch_at = self._retry_at = self._commit_at = -1
+        #: Members that have held messages for too long, and whose deliveries are about to come back.
+        self._losing: dict[Key, None] = {}
         self._dead = DeadMessages(services, self._turn)
         self._gets = Gets()
         self._places = GroupPlaces(queue_id, services, slots, keep_slots, self._name)
@@ -149,30 +152,46 @@ class ConsumerGroupHost(QueueHost):
     def apply_pending(self) -> None:
         while not self.ended and self.pending:
             commands, self.pending = self.pending, []
-            self._apply(commands)
-            self._go_on()
+            left = self._apply(commands)
+            if not left:
+                self._go_on()
+                continue
+            # Until all messages are back nothing goes on: new ones might overtake them.
+            self.pending = left + self.pending
+            if self._turn.overdue():
+                self._turn.later(self, self.apply_pending)
+                return
         if self.ended:
             self._refuse_pending()
         else:
             self._go_on()
         self._pass_all()
 
-    def _apply(self, commands: list[Command]) -> None:
+    def _apply(self, commands: list[Command]) -> list[Command]:
+        """Apply commands; return those that are left, because they concern very many messages."""
         group = self.group
         ranges: list[tuple[int, int]] = []
         for place, command in enumerate(commands):
             verb = command[0]
             if verb in ("settle", "return", "discard"):
-                ranges.append((command[2], command[3]))
+                key, low, high = command[1:]
+                member = group.find(key)
+                last = high if member is None else member.last_of_part(low, high)
+                ranges.append((low, last))
                 after = commands[place + 1] if place + 1 < len(commands) else None
-                if after is None or after[:2] != command[:2]:
+                is_part = last < high or (after is not None and len(ranges) >= PORTIONS_MAX)
+                if is_part or after is None or after[:2] != command[:2]:
                     # There may be thousands of acks of one member.
-                    self._settle(verb, command[1], ranges)
+                    self._settle(verb, key, ranges)
                     ranges = []
+                if is_part:
+                    rest = commands[place + 1 :]
+                    return [(verb, key, last + 1, high), *rest] if last < high else rest
             elif verb == "attach":
                 self._attach(command[1])
             elif verb == "detach":
-                self._detach(command[1], gone=command[2])
+                if not self._detach(command[1], gone=command[2]):
+                    return commands[place:]
             elif verb == "pause":
                 self._pause(command[1], paused=command[2])
             elif verb == "tick":
@@ -185,6 +204,7 @@ class ConsumerGroupHost(QueueHost):
             elif verb in ENQUEUES:
                 # The default exchange routed this publish here; other routes to a group are refused earlier.
                 answer_publishes([command], gone=False)
+        return []
 
     def _settle(self, verb: str, key: Key, ranges: list[tuple[int, int]]) -> None:
         if verb == "settle":
@@ -249,9 +269,10 @@ class ConsumerGroupHost(QueueHost):
         group = self.group
         for member in [*group.members.values(), *group.leaving.values(), *group.getters.values()]:
             # The member gives back its share of its channel's window, but for what its client holds.
-            member.take_all()
+            member.end()
             member.leave_behind()
         self.group = Group()
+        in_later_steps(self._turn, group.let_go(), "a group that is deleted could not be freed")
         self._dead.clear()
 
     def _refuse_pending(self) -> None:
@@ -276,13 +297,23 @@ class ConsumerGroupHost(QueueHost):
         )
         self._attached(given.key, None)
 
-    def _detach(self, key: Key, *, gone: bool) -> None:
+    def _detach(self, key: Key, *, gone: bool) -> bool:
+        """A member leaves; return False if more is to come back from it, by another call."""
         known = key in self.group.members
-        self.group.leave(key, gone=gone)
+        # First it gets nothing more. Its partitions are nobody's until all of it is back.
+        again = gone and self.group.comes_back_in_parts(key)
+        self.group.leave(key, gone=gone and not again)
         if gone:
             self.asking.getting.pop(key, None)
         if known:
             self.queue.consumer_gone(self.consumer_count)
+        if again:
+            self.group.come_back(key)
+        elif key in self._losing:
+            del self._losing[key]
+            # Look for the next one that holds messages for too long.
+            self._handed = True
+        return not again
 
     def _pause(self, key: Key, *, paused: bool) -> None:
         member = self.group.members.get(key)
@@ -332,7 +363,7 @@ class ConsumerGroupHost(QueueHost):
 
     def _watch(self) -> None:
         """Set the timer for members that hold messages for too long."""
-        due = self.group.due_ms()
+        due = None if self._losing else self.group.due_ms()
         if due is not None and self._watch_at < 0:
             self._watch_at = due + self.options.consumer_timeout_ms
             self._services.timers.wake(self, self._watch_at)
@@ -357,13 +388,16 @@ class ConsumerGroupHost(QueueHost):
 
     def _look_after_members(self, now: int) -> None:
         for member in self.group.stuck(now - self.options.consumer_timeout_ms):
+            if member.key in self._losing:
+                continue
             logger.warning(
                 "%s: consumer '%s' has not acked for %d ms and is cancelled",
                 self._name,
                 member.key[2],
                 self.options.consumer_timeout_ms,
             )
-            self._detach(member.key, gone=True)
+            self._losing[member.key] = None
+            self.pending.append(("detach", member.key, True))
             self.queue.consumer_lost(member.key)
         self._watch()
         self.schedule()
@@ -373,7 +407,9 @@ class ConsumerGroupHost(QueueHost):
     def _look_for_partitions(self) -> None:
         group = self.group
         streams: dict[int, Stream] = {each.queue_id: each for each in self._streams()}
-        for stream_id in [each for each in group.partitions if each not in streams]:
+        gone = [each for each in group.partitions if each not in streams]
+        group.forget([group.partitions[each] for each in gone])
+        for stream_id in gone:
             reader = self._readers.pop(stream_id)
             reader.close()
             group.remove(stream_id)
@@ -482,6 +518,8 @@ class ConsumerGroupHost(QueueHost):
 
     def move(self, places: Iterable[tuple[Reader, int]]) -> None:
         """Continue at other offsets. The group forgets the messages that members hold of these partitions."""
+        places = list(places)
+        self.group.forget([reader.partition for reader, _ in places])
         for reader, offset in places:
             partition = reader.partition
             self.group.move(partition, offset)

@@ -13,7 +13,8 @@ all others come as redelivered.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 from amqp_server.streams.consumer_groups import snapshots
@@ -21,6 +22,7 @@ from amqp_server.streams.consumer_groups.coordinator import Coordinator, all_cau
 from amqp_server.streams.consumer_groups.dead_letters import Letters
 from amqp_server.streams.consumer_groups.deliveries import Deliveries
 from amqp_server.streams.consumer_groups.effects import GroupEffects
+from amqp_server.streams.consumer_groups.entry_steps import EntrySteps
 from amqp_server.streams.consumer_groups.member_reading import Due, Taker
 from amqp_server.streams.consumer_groups.options import RETRY_MS, GroupOptions
 from amqp_server.streams.consumer_groups.requests import InUse, Requests
@@ -109,6 +111,7 @@ class ConsumerGroupMemberHost(GroupEffects):
         self._streams = streams
         self.own = replicas.own_in(queue_id)
         self._ahead_ms = -(1 << 62)
+        self.entry = EntrySteps(self, services.turn)
         self._requests = Requests(self)
         #: Barriers of clients that declared the group, and wait until its first offsets are known.
         self._beginning: list[Callable[..., None]] = []
@@ -316,16 +319,21 @@ class ConsumerGroupMemberHost(GroupEffects):
         self._keep_time()
         return encode_entry(self._services.clock.monotonic_ms() + self.time_ahead_ms, batches)
 
-    def apply(self, index: int, data: bytes) -> None:
+    def apply(self, index: int, data: bytes) -> Callable[[], object] | None:
+        return self.entry.apply(self._applying(index, data), partial(self._applied, index))
+
+    def _applying(self, index: int, data: bytes) -> Iterator[None]:
         try:
             now_ms, found = decode_entry(data)
-            applied = self.replica.apply(index, now_ms, found, self.own)
+            yield from self.replica.applying(index, now_ms, found, self.own)
         except CodecError as error:
             raise Unreadable(
                 f"entry {index} of its log can't be read by this version of mqd: {error}"
             ) from None
+
+    def _applied(self, index: int) -> None:
         self._keep_time()
-        self._perform(applied)
+        self._perform(self.replica.effects)
         if self._gone_after:
             self._look_for_gone(index)
 
@@ -369,6 +377,9 @@ class ConsumerGroupMemberHost(GroupEffects):
 
     def fill(self, state: bytes, peer: str, wanted: Callable[[], bool], then: Callable[[], None]) -> None:
         snapshots.read_in_parts(self, self._turn, state, wanted, then)
+
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None:
+        then()
 
     def begin(self) -> None:
         """Called when the group is open."""
@@ -462,10 +473,12 @@ class ConsumerGroupMemberHost(GroupEffects):
         self._beginning = []
         # Commands of this member itself are not handed over.
         self.pending = [command for command in map(_as_asked, self.pending) if command[0] in _ASKED]
+        self.entry.stop()
         self.replicas.leave(self.queue_id)
         super().hand_over(to, failed=failed)
 
     def _release(self) -> None:
+        self.entry.stop()
         self._deliveries.close()
         self._letters.close()
         self._coordinator.close()
@@ -487,6 +500,7 @@ class ConsumerGroupMemberHost(GroupEffects):
 
     def closed(self) -> None:
         # These objects refer to each other: break the reference cycles.
+        self.entry.let_go()
         snapshots.drop(self, self._turn, self.replica)
         del self.group
         self._deliveries.let_go()

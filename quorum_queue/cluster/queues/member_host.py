@@ -552,6 +552,9 @@ class GroupHost(DeferredHost):
         self.replica = self._restored(state)
         self._keep_time()
 
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None:
+        then()
+
     def restore(self, state: bytes) -> None:
         """Jump to a snapshot from the leader, and deliver what the group assigned to this node's consumers
         meanwhile.

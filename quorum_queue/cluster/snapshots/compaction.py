@@ -21,7 +21,7 @@ RELEASED_MAX = 256
 def go_on(group: Group) -> None:
     """Take a snapshot if one is due."""
     options = group.replicas.options
-    if group.snapshotting or _holds(group) or group.receiving is not None:
+    if group.snapshotting or _holds(group) or group.receiving is not None or group.unapplied:
         return
     if len(group.released) >= RELEASED_MAX:
         _drop_released(group)
@@ -36,6 +36,9 @@ def take_snapshot(group: Group) -> None:
     """Write the present state; once it is durable, delete the entries that it
     covers and that are not needed.
     """
+    if group.unapplied:
+        # An entry is half applied. There will be another occasion.
+        return
     index = group.machine.covered(group.applied)
     receiving = group.receiving
     if index <= group.snapshot_index or group.snapshotting or (receiving is not None and receiving.storing):

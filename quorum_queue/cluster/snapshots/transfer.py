@@ -114,6 +114,7 @@ class Receiving:
 
 def begin(group: Group, to: str) -> None:
     """Send a snapshot of the present state to a follower."""
+    group.complete_entry()
     core = group.core
     if group.sending is None:
         group.sending = {}
@@ -413,6 +414,12 @@ def _store(group: Group, receiving: Receiving) -> None:
     store.drop_entries(group.id, without(range(1, index + 1), group.machine.keeps.kept_in(state)))
 
     def take_over() -> None:
+        """The machine has come to the state."""
+        group.receiving = None
+        if replicas.groups.get(group.id) is not group:
+            return
+        group.apply_again()
+        group.drop_unapplied()
         core.restore(index, term, members)
         group.applied = group.snapshot_index = group.cleaned = index
         group.snapshot_bytes, group.since_bytes = len(state), 0
@@ -425,8 +432,10 @@ def _store(group: Group, receiving: Receiving) -> None:
         logger.info("replica group %d: received a snapshot at %d", group.id, index)
 
     def done() -> None:
-        group.receiving = None
         if replicas.groups.get(group.id) is group:
-            replicas.contain(group, take_over)
+            group.apply_nothing()
+            replicas.contain(group, group.machine.come_to, state, take_over)
+        else:
+            group.receiving = None
 
     replicas.commits.request(done)

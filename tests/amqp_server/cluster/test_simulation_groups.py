@@ -5,14 +5,20 @@ and bugs that they find.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterator
+from random import Random
+from typing import Any, NamedTuple, cast
 
 import pytest
 
+from amqp_server.streams.consumer_groups import member_host
+from amqp_server.streams.consumer_groups.entry_steps import EntrySteps
 from amqp_server.streams.consumer_groups.member_host import ConsumerGroupMemberHost
+from amqp_server.turn import Turn
+from quorum_queue.consumer_groups import group as group_of_members
 from quorum_queue.consumer_groups.group import Group
 from quorum_queue.consumer_groups.partition import Partition
+from quorum_queue.consumer_groups.replica import GroupReplica
 from tests import seeds
 from tests.amqp_server.cluster.simulation import groups
 from tests.turns import Violation
@@ -36,6 +42,41 @@ def test_seeds_and_what_they_reach() -> None:
         "partitions": 4, "leaders hand over": 2,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
+
+
+@pytest.mark.pure
+def test_entries_that_take_several_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Snapshots, leaders and restarts come in between."""
+    chance, seen = Random(1), Counter[str]()
+    applying, apply = GroupReplica.applying, EntrySteps.apply
+
+    def slowly(self: GroupReplica, *entry: Any) -> Iterator[None]:
+        for _ in range(chance.choice((0, 0, 1, 3))):
+            yield
+        yield from applying(self, *entry)
+
+    def counting(self: EntrySteps, *entry: Any) -> Any:
+        left = apply(self, *entry)
+        seen["taken several turns"] += left is not None
+        return left
+
+    class Overdue:
+        def __init__(self, turn: Turn) -> None:
+            self.later = turn.later
+
+        def overdue(self) -> bool:
+            return True
+
+    def made(host: Any, turn: Turn) -> EntrySteps:
+        return EntrySteps(host, cast(Any, Overdue(turn)))
+
+    monkeypatch.setattr(group_of_members, "PORTIONS_MAX", 1)
+    monkeypatch.setattr(GroupReplica, "applying", slowly)
+    monkeypatch.setattr(EntrySteps, "apply", counting)
+    monkeypatch.setattr(member_host, "EntrySteps", made)
+    for seed in range(301, 304):
+        groups.run(seed)
+    assert seen["taken several turns"] > 500, seen
 
 
 class Mutation(NamedTuple):

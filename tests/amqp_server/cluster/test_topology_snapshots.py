@@ -4,6 +4,9 @@ not in the snapshot.
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, cast
 
 import msgspec
@@ -11,7 +14,7 @@ import pytest
 
 from amqp_server.broker.access.users import User
 from amqp_server.broker.declared import operations
-from amqp_server.broker.topology import topology_snapshot
+from amqp_server.broker.topology import restoring, topology_snapshot
 from amqp_server.cluster.topology_group import GROUP
 from quorum_queue.cluster.replica_group import Group
 from quorum_queue.cluster.snapshots import compaction
@@ -156,3 +159,99 @@ def test_a_snapshot_that_another_nodes_overtakes_is_thrown_away() -> None:
     group.receiving = None
     assert not group.snapshotting and group.snapshot_index == before
     scene.finish()
+
+
+#: Queues that are declared while a node is away.
+AWAY = 16
+STAYS, GOES = "classic/stays", "classic/goes"
+
+
+def a_snapshot_is_restored(scene: Scene, after_each_turn: Callable[[SimulatedNode], bool]) -> SimulatedNode:
+    """Let a node with short turns get a snapshot with queues that it does not know. Call `after_each_turn`
+    from the moment in which it begins to take the snapshot over, until that returns False.
+    """
+    node, client = scene.nodes["c"], scene.client("a")
+    scene.declare(client, STAYS)
+    scene.declare(client, GOES)
+    scene.settle()
+    scene.crash(node, written=True)
+    for each in scene.running:
+        # No log entries are kept for members that lag.
+        replicas = each.cluster.replicas
+        replicas.options = dataclasses.replace(replicas.options, log_bytes_max=1)
+    client.delete(GOES)
+    scene.wait_for(client)
+    for number in range(AWAY):
+        scene.declare(client, f"classic/{number}")
+    for _ in range(10):
+        scene.declare(client, "classic/passing")
+        client.delete("classic/passing")
+        scene.wait_for(client)
+    scene.ticks(20)
+    node.turn_lasts = 3.0
+    scene.start(node)
+    scene.connect_all()
+    for _ in range(20_000):
+        group = node.cluster.replicas.groups.get(GROUP)
+        if group is not None and group.foreseeing:
+            break
+        for place in scene.network.places():
+            if place in scene.network.places():
+                scene.network.go_on(*place, 1)
+        for each in scene.running:
+            scene.step_disk(each)
+        scene.tick(scene.random.choice(scene.running))
+    else:
+        raise AssertionError("it gets no snapshot")
+    while after_each_turn(node):
+        node.turn.run(node.turn.catch_up)
+    return node
+
+
+def queues_of(node: SimulatedNode) -> set[str]:
+    return set(node.broker.vhosts["/"].queues)
+
+
+def test_a_snapshot_is_restored_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is applied meanwhile, and what is gone stays until what is new is there."""
+    monkeypatch.setattr(restoring, "CHANGED_MAX", 1)
+    scene = Scene()
+    seen: list[set[str]] = []
+
+    def goes_on(node: SimulatedNode) -> bool:
+        group = node.cluster.replicas.groups[GROUP]
+        seen.append(queues_of(node))
+        if not group.foreseeing:
+            return False
+        assert group.applied < scene.nodes["a"].topology.applied and group.core.applies_later
+        # Its own snapshot would be of an unknown moment.
+        compaction.take_snapshot(group)
+        assert not group.snapshotting
+        return True
+
+    node = a_snapshot_is_restored(scene, goes_on)
+    news = [len(queues - {STAYS, GOES}) for queues in seen]
+    assert all(after - before <= 4 for before, after in pairwise(news)) and news[-1] >= AWAY
+    assert all(STAYS in queues for queues in seen)
+    assert all(GOES in queues for queues, count in zip(seen, news, strict=True) if count < AWAY)
+    assert GOES not in seen[-1]
+    scene.finish()
+    assert node.topology.snapshot() == scene.nodes["a"].topology.snapshot()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_a_node_that_ends_while_it_restores_a_snapshot_restores_it_later(
+    written: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restoring, "CHANGED_MAX", 1)
+    scene = Scene()
+
+    def goes_on(node: SimulatedNode) -> bool:
+        return len(queues_of(node)) < 2 + AWAY // 2
+
+    node = a_snapshot_is_restored(scene, goes_on)
+    assert node.cluster.replicas.groups[GROUP].foreseeing and len(queues_of(node)) < 2 + AWAY
+    scene.crash(node, written=written)
+    scene.finish()
+    assert node.topology.snapshot() == scene.nodes["a"].topology.snapshot()
+    assert len(queues_of(node)) >= 1 + AWAY and GOES not in queues_of(node)

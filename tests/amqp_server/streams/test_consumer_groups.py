@@ -4,6 +4,8 @@ that are refused.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import pytest
@@ -13,6 +15,7 @@ from amqp_server.broker.declared.records import MARKS
 from amqp_server.broker.topology import consumer_groups
 from amqp_server.broker.topology.super_streams import growth
 from amqp_server.broker.topology.vhost import VHost
+from amqp_server.streams.consumer_groups import local_host
 from amqp_server.streams.consumer_groups.local_host import ConsumerGroupHost
 from amqp_server.streams.consumer_groups.options import LETTERS_MAX
 from amqp_server.streams.layout.group_headers import PIECE
@@ -20,6 +23,7 @@ from amqp_server.streams.local_host import StreamOptions
 from amqp_server.turn import SCHEDULED_MAX, Turn
 from amqp_server.wire import content, frames
 from persistence.metadata import Metadata
+from quorum_queue.consumer_groups import group as group_of_members
 from quorum_queue.consumer_groups.group import Member
 from quorum_queue.local_host import LocalHost
 from tests.amqp_server.connection.node import Delivery, Peer
@@ -795,6 +799,59 @@ def test_more_gaps_than_a_partition_may_have_come_back(how: str) -> None:
     assert [(each.offset, each.again) for each in back] == [(offset, True) for offset in range(1, 80, 2)]
     tell(peer, commands.Basic.Ack(0, multiple=True))
     assert offsets(worked(node, peer)[0]) == [*range(80, 85)]
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "one",
+    [
+        test_what_a_lost_member_held_comes_first_and_flagged,
+        test_a_member_that_is_stuck_is_cancelled,
+        test_a_cancelled_member_settles_what_it_holds,
+        test_a_reset_begins_elsewhere_and_forgets_what_is_held,
+        test_a_group_over_a_deleted_stream_says_so,
+    ],
+)
+def test_what_a_member_held_comes_back_in_parts(
+    one: Callable[[StreamNode, Peer], None], node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same happens."""
+    for module in (group_of_members, local_host):
+        monkeypatch.setattr(module, "PORTIONS_MAX", 1)
+    one(node, peer)
+
+
+@pytest.mark.pure
+def test_a_turn_lets_a_part_of_what_a_member_held_come_back(
+    node: StreamNode, peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    filled(node, peer, 100)
+    one, two = opened(node), opened(node)
+    consume(node, one)
+    consume(node, two)
+    worked(node, one, two)
+    tell(one, *[commands.Basic.Ack(tag) for tag in range(1, 100, 2)])
+    node.work()
+    for module in (group_of_members, local_host):
+        monkeypatch.setattr(module, "PORTIONS_MAX", 10)
+    monkeypatch.setattr(Turn, "overdue", lambda turn: True)
+    (member,) = [each for each in host(node).group.members.values() if each.count]
+    left = [50]
+    apply_pending = ConsumerGroupHost.apply_pending
+
+    def counting(group: ConsumerGroupHost) -> None:
+        apply_pending(group)
+        left.append(len(member.portions()))
+
+    monkeypatch.setattr(ConsumerGroupHost, "apply_pending", counting)
+    tell(one, commands.Channel.Close(200, "", 0, 0))
+    while left[-1]:
+        node.turn.run(node.turn.catch_up)
+    assert all(before - after <= 10 for before, after in pairwise(left)) and not left[-1]
+    monkeypatch.undo()
+    while node.turn.behind:
+        node.turn.run(node.turn.catch_up)
+    assert offsets(worked(node, two)[0]) == [*range(1, 100, 2)]
 
 
 def test_recover_brings_all_back(node: StreamNode, peer: Peer) -> None:

@@ -37,6 +37,8 @@ class Leader:
             group=SimpleNamespace(informed=True, is_leader=True),
             options=SimpleNamespace(spans_max=100, start=None),
             pending=[],
+            retry=self.retry,
+            retries=0,
         )
         streams: Any = [SimpleNamespace(queue_id=number, name=name) for number, name in STREAMS.items()]
         self.coordinator = Coordinator(self.host, lambda: streams, lambda stream_id: True)  # type: ignore[arg-type]
@@ -44,6 +46,9 @@ class Leader:
         self.apply(("streams", [[number, name] for number, name in STREAMS.items()], []))
         self.apply(*(("begin", number, 0) for number in STREAMS))
         self.apply(*(("attach", key(name), count, 0) for name, count in prefetch.items()))
+
+    def retry(self) -> None:
+        self.host.retries += 1
 
     def apply(self, *commands: Command) -> None:
         applied(self.replica, *commands)
@@ -111,3 +116,16 @@ def test_more_gaps_than_a_partition_may_have_are_handed_out_again() -> None:
         assert proposed == [("hand", number, whole("a"), first, first + 1) for number in STREAMS]
         leader.arrives(proposed)
     assert leader.propose() == []
+
+
+@pytest.mark.pure
+def test_what_came_back_waits_for_a_stream_that_does_not_know_its_end() -> None:
+    """The stream's copy has moved away from this node, which hears of the end later: nothing else tells."""
+    leader = Leader(a=0)
+    leader.arrives(leader.propose())
+    leader.apply(("return", key("a"), 0, 3))
+    watched = leader.coordinator._watching
+    leader.coordinator._watching = {number: Watched(0) for number in STREAMS}  # type: ignore[misc]
+    assert leader.propose() == [] and leader.host.retries == len(STREAMS)
+    leader.coordinator._watching = watched
+    assert leader.propose() == [("hand", 7, whole("a"), 0, 4)]

@@ -62,6 +62,7 @@ class Batches:
     def snapshot_in_parts(self, then: Callable[[bytes], None]) -> None:
         then(b"")
 
+    def come_to(self, state: bytes, then: Callable[[], None]) -> None: ...
     def restore(self, state: bytes) -> None: ...
     def last_own_batch(self) -> int:
         return 0

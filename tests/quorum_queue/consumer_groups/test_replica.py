@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from quorum_queue.batch_order import BatchOrder
+from quorum_queue.consumer_groups import group as group_of_members
 from quorum_queue.consumer_groups.entries import (
     CodecError,
     Command,
@@ -18,13 +19,14 @@ from quorum_queue.consumer_groups.entries import (
     encode_batch,
     encode_entry,
 )
-from quorum_queue.consumer_groups.group import Group
+from quorum_queue.consumer_groups.group import PORTIONS_MAX, Group
 from quorum_queue.consumer_groups.partition import UNKNOWN, Partition, Span
-from quorum_queue.consumer_groups.replica import AHEAD_MAX, Applied, Death, GroupReplica, Handed
+from quorum_queue.consumer_groups.replica import AHEAD_MAX, COMMANDS_MAX, Applied, Death, GroupReplica, Handed
 from quorum_queue.consumer_groups.snapshot import View
 from quorum_queue.machine.effects import GONE
 from quorum_queue.machine.seal import EMPTY, IN_USE, NOT_EMPTY, SEALED, UNUSED, Sealed
 from tests.quorum_queue.consumer_groups.states import encode_state, state_of
+from tests.work import steps
 
 NODES = ("n1", "n2", "n3")
 STREAMS = {7: "s-0", 8: "s-1", 9: "s-2"}
@@ -640,3 +642,89 @@ def test_a_snapshot_goes_through_the_dead_messages_once() -> None:
     assert [each[1:] for each in restored.dead] == [each[1:] for each in dead]
     assert [each.partition.name for each in restored.dead] == [each.partition.name for each in dead]
     assert restored.snapshot() == data
+
+
+# -- entries that take several steps -------------------------------------------------------------------------
+
+
+@pytest.mark.pure
+def test_an_entry_that_is_applied_in_parts_leads_to_the_same_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = 0
+    for seed in range(100, 120):
+        at_once, in_parts = (GroupReplica(None, dead_letters=False) for _ in range(2))
+        for index, entry in enumerate(run(seed).log, 1):
+            expected = at_once.apply(index, *decode_entry(entry), ("n1", 1))
+            with monkeypatch.context() as patch:
+                patch.setattr(group_of_members, "PORTIONS_MAX", 1)
+                for _ in in_parts.applying(index, *decode_entry(entry), ("n1", 1)):
+                    parts += 1
+            assert in_parts.digest() == at_once.digest()
+            found = in_parts.effects
+            assert [getattr(found, name) for name in found.__slots__] == [
+                getattr(expected, name) for name in expected.__slots__
+            ]
+    assert parts > 10
+
+
+def holding(portions: int) -> GroupReplica:
+    """A group with a member that holds every second message."""
+    replica = replica_with("a")
+    member = replica.group.find(whole("a"))
+    assert member is not None
+    while member.next_id < 2 * portions:
+        low = member.next_id
+        applied(replica, ("hand", 7, whole("a"), low, low + AHEAD_MAX), ("sent", key("a"), low + AHEAD_MAX))
+    applied(replica, *(("settle", key("a"), low, low) for low in range(0, 2 * portions, 2)))
+    return replica
+
+
+def longest_step(applying: Iterator[None]) -> int:
+    """Return the work of the longest step."""
+    counts: list[int] = []
+    going_on = True
+
+    def step() -> None:
+        nonlocal going_on
+        going_on = next(applying, True) is None
+
+    while going_on:
+        counts.append(steps(step))
+    return max(counts)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize(
+    "last",
+    [
+        ("detach", key("a"), True),
+        ("attach", key("a"), 0, 0),
+        ("node_down", "n1", 1),
+        ("stuck", 1 << 50),
+        ("move", 1, [[7, 0]]),
+        ("streams", [], [7]),
+    ],
+)
+def test_no_step_takes_everything_from_a_member(last: Command) -> None:
+    longest: list[int] = []
+    for portions in (4 * PORTIONS_MAX, 12 * PORTIONS_MAX):
+        replica = holding(portions)
+        batch = encode_batch("n2", 1, 1, [last])
+        if last[0] in ("detach", "attach"):
+            batch = encode_batch("n1", 1, replica.order.number_of("n1", 1) + 1, [last])
+        applying = replica.applying(
+            replica.applied + 1, *decode_entry(encode_entry(2_000, [batch])), ("n1", 1)
+        )
+        longest.append(longest_step(applying))
+    assert longest[1] < 1.5 * longest[0]
+
+
+@pytest.mark.pure
+def test_no_step_takes_very_many_commands() -> None:
+    longest: list[int] = []
+    for count in (4 * COMMANDS_MAX, 12 * COMMANDS_MAX):
+        replica = holding(12 * COMMANDS_MAX)
+        settles = [("settle", key("a"), low, low) for low in range(1, 2 * count, 2)]
+        batch = encode_batch("n1", 1, replica.order.number_of("n1", 1) + 1, settles)
+        entry = decode_entry(encode_entry(2_000, [batch]))
+        longest.append(longest_step(replica.applying(replica.applied + 1, *entry, ("n1", 1))))
+    assert longest[1] < 1.5 * longest[0]
