@@ -58,8 +58,9 @@ from quorum_queue.cluster.snapshots.state import pack_state
 from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.machine import codec, versions
+from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import encode_batch, encode_entry
-from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.snapshots.snapshot import sizes_of
@@ -108,10 +109,11 @@ class Adoption:
         addresses: Mapping[str, str],
         identities: Mapping[str, str],
         free_bytes: int,
+        version: int,
         zones: Zones | None = None,
     ) -> None:
         """`segment_size` is that of StreamOptions. `addresses` and `identities` are those of all nodes and of
-        their directories.
+        their directories; `version` is the newest one of queues that all of them know.
         """
         self._zones = zones or Zones()
         self._broker = broker
@@ -124,6 +126,7 @@ class Adoption:
         self._addresses = dict(addresses)
         self._identities = dict(identities)
         self._free_bytes = free_bytes
+        self._version = version
         #: Number of groups that each node is a member of, and number that it leads.
         self._kept = dict.fromkeys(sorted(addresses), 0)
         self._led = dict.fromkeys(sorted(addresses), 0)
@@ -171,7 +174,7 @@ class Adoption:
         now_ms = self._broker.services.queue_time.now_ms()
         replicas: dict[int, QueueReplica] = {}
         for record, _, machine in moving:
-            copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms)
+            copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms, self._version)
             yield from copy.steps()
             replicas[record.queue_id] = copy.replica
         states = {
@@ -196,7 +199,7 @@ class Adoption:
         yield
         logger.warning(
             "the data of this node belongs to the cluster from now on; its data directory can no longer "
-            "be used without --peers"
+            "be used without --peers or --workers"
         )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
@@ -380,11 +383,13 @@ class _Copy:
         machine: Machine,
         node: str,
         now_ms: int,
+        version: int,
     ) -> None:
         self.replica = QueueReplica(machine.settings)
         self.replica.machine = machine
-        # The other nodes may run an earlier version.
-        machine.begin_again()
+        if version < machine.version:
+            # What this node knows and others do not is given up: waits, for example.
+            machine.begin_again()
         self.replica.now_ms = machine.last_used_ms = now_ms
         self._store = store
         self._record = record
@@ -398,7 +403,9 @@ class _Copy:
         self._step = 0
 
     def steps(self) -> Iterator[None]:
-        runs = sorted(self.replica.machine.ready.runs(), key=lambda run: run.seqs.start)
+        machine = self.replica.machine
+        runs = [part for run in (*machine.ready.runs(), *machine.delayed.runs()) for part in run.cut()]
+        runs.sort(key=lambda run: run.seqs.start)
         lost: dict[int, None] = {}
         for run in runs:
             for part in self._bodies.parts(run, lost):
@@ -413,7 +420,8 @@ class _Copy:
                 "queue '%s' lost %d messages, the first at %d: the disk has damaged them",
                 *(self._record.name, len(lost), next(iter(lost))),
             )
-            _leave_out(self.replica.machine, lost)
+            commands = [("lose", seq, seq) for seq in lost]
+            machine.apply(Meta(self.replica.now_ms), commands, Effects(hands_max=0, expires_max=0))
 
     def _gather(self, part: Run) -> None:
         if self._parts and self._size + part.size > ENTRY_BYTES:
@@ -479,17 +487,6 @@ class _Bodies:
         except codec.CodecError as error:
             logger.debug("%s", error)
         return False
-
-
-def _leave_out(machine: Machine, lost: Mapping[int, None]) -> None:
-    for run in machine.ready.clear():
-        damaged = any(seq in lost for seq in run.seqs)
-        parts = [one for one in run.singles() if one.seqs.start not in lost] if damaged else [run]
-        if run.redelivered:
-            machine.ready.put_back(parts)
-        else:
-            for part in parts:
-                machine.ready.push(part)
 
 
 async def _stored(commits: Commits) -> None:

@@ -154,7 +154,6 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
 
 
 def test_message_groups_and_pauses_come_along(empty: Ring, alone: Node) -> None:
-    """A quorum queue begins again with the first version of its machine, which knows neither."""
     with suppress(AMQPConnectionError), channel_of(alone) as channel:
         channel.queue_declare("grouped", durable=True, arguments=QUORUM | {"x-message-groups": True})
         channel.queue_declare("paused", durable=True, arguments=QUORUM)
