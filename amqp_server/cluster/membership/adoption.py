@@ -39,6 +39,8 @@ from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.recovery import recovery
 from amqp_server.broker.topology import topology
 from amqp_server.broker.topology.topology_snapshot import TopologyView
+from amqp_server.broker.transactions import TABLE as PRODUCERS
+from amqp_server.broker.transactions import epochs_in
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.membership.zones import Zones
@@ -357,6 +359,7 @@ class Adoption:
             store.hard(queue_id, TERM, self._node)
             store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)
+        epochs = epochs_in(metadata)
         view = TopologyView(
             broker.parts,
             began_at,
@@ -365,7 +368,11 @@ class Adoption:
             bindings=[decode(BINDINGS, *row, BindingRecord) for row in metadata.items(BINDINGS)],
         )
         store.hard(GROUP, TERM, self._node)
-        store.snapshot(GROUP, began_at, TERM, pack_state(alone, first_state(view.finish(), self._addresses)))
+        store.snapshot(
+            GROUP, began_at, TERM, pack_state(alone, first_state(view.finish(), self._addresses, epochs))
+        )
+        for producer, _ in epochs:
+            metadata.delete(PRODUCERS, producer)
         topology.note_applied(metadata, began_at)
         self._directory.note_founded(
             Founded(self._identities, name=self._node, origin=self._node, began_at=began_at)

@@ -31,6 +31,7 @@ from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.metadata import encode
 from amqp_server.broker.recovery import recovery
 from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.transactions import Producer, epochs_in
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import adoption
 from amqp_server.cluster.membership.adoption import Adoption
@@ -525,6 +526,25 @@ def test_the_topology_is_the_first_snapshot() -> None:
     assert other.access.users.get("ann") == User("ann", "hash", ("administrator",))
     assert {queue.name for queue in other.all_queues()} == {*QUEUES}
     _check_places({queue.name: queue for queue in other.all_queues()})
+
+
+def test_earlier_starts_of_producers_stay_shut_out() -> None:
+    disk = Disk()
+    broker = disk.broker("old")
+    declare(broker)
+    broker.transactions.shut_out(Producer("/billing", 7))
+    disk.environment.flush()
+    disk.environment.crash()
+    assert not run_to(disk, 1_000_000)
+    found = GroupStore(disk.environment).read_state(GROUP)
+    assert found is not None
+    _, state = unpack_state(found[2])
+    for name in ("n1", "n2"):
+        catalog = Catalog(name, 1, Disk().broker(name).topology, Roster(), Deaf())
+        catalog.restore(state)
+        assert catalog.decisions.epochs == {"/billing": 7}
+    # From now on they are nowhere else.
+    assert not epochs_in(disk.broker().metadata)
 
 
 def _records(broker: Broker) -> list[QueueRecord]:
