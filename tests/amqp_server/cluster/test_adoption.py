@@ -191,9 +191,8 @@ def test_message_groups_pauses_and_waits_come_along(empty: Ring, alone: Node) ->
     empty.nodes["n1"].kill()
     assert "acknowledged" in empty.mqctl("n2", "message_status", "now")
     empty.mqctl("n3", "cancel_messages", "later", "in an hour")
-    with empty.channel("n2") as channel:
-        with pytest.raises(ChannelClosedByBroker, match="not empty"):
-            channel.queue_delete("later", if_empty=True)
+    with empty.channel("n2") as channel, pytest.raises(ChannelClosedByBroker, match="not empty"):
+        channel.queue_delete("later", if_empty=True)
     empty.mqctl("n3", "cancel_messages", "later", "in two")
     with empty.channel("n2") as channel:
         channel.queue_delete("later", if_empty=True)

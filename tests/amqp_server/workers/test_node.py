@@ -18,6 +18,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from conformance_tests.patience import PATIENCE_S
+from conformance_tests.ports import free_ports
 
 from ...reliability.node import Node, run_once
 
@@ -244,6 +245,20 @@ def test_the_number_of_workers_changes(tmp_path: Path) -> None:
                 # What waits is not lost, either.
                 with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not empty"):
                     channel.connection.channel().queue_delete(f"later {kind}", if_empty=True)
+
+
+def test_a_member_of_a_cluster_gets_no_workers(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that is long enough for a cluster")
+    secret.chmod(0o600)
+    (port,) = free_ports(1)
+    cluster = ("--peers", f"n1=127.0.0.1:{port}", "--cluster-secret-file", str(secret))
+    with Node(tmp_path, *cluster) as node:
+        assert node.stop() == 0
+        code, _, said = run_once(["--data-dir", str(node.data), "--workers", "2"])
+        assert (code, "belongs to node 'n1' of a cluster" in said) == (1, True), said
+        # It goes back: there is nothing of a second worker.
+        node.start()
 
 
 def test_a_worker_that_ends_again_and_again_is_left_down(tmp_path: Path) -> None:
