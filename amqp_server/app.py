@@ -14,7 +14,7 @@ import socket
 import sys
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -82,6 +82,7 @@ from persistence.environment import MARKS_FILE, Environment
 from persistence.errors import CommitFailed, PersistenceError, StoreCorrupt
 from persistence.journal import Journal, SpillJournal
 from persistence.replica_logs.logs import Groups
+from persistence.store import DATA_FILE
 from persistence.streams.remote.stores import RemoteStores
 from persistence.streams.retention import RetentionLimits
 from persistence.streams.store import StreamStore
@@ -702,12 +703,35 @@ def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -
         print(f"mqd: {_too_few(config, count, kept)}", file=sys.stderr)
         return 1
     if max(count, kept) > 1:
+        refused = _of_a_cluster(config) if kept == 1 else None
+        if refused is not None:
+            print(f"mqd: {refused}", file=sys.stderr)
+            return 1
         return _serve_by_workers(config, reread, max(count, kept), lasts)
     logs.begin(config.log_level, config.log_format, config.log_queue_lines_max)
     try:
         return _serve(config, reread, lasts)
     finally:
         logs.end()
+
+
+def _of_a_cluster(config: Config) -> ClusterError | None:
+    """Return why a directory that has no workers yet cannot get any: it is that of a member of a cluster.
+
+    The first worker would find out, too, but then there would be directories of the others, with which the
+    member could not go back to its cluster.
+    """
+    if not Path(config.data_dir, "main", DATA_FILE).exists():
+        return None
+    try:
+        with closing(Environment.open(config.data_dir, log_bytes=config.log_bytes)) as environment:
+            check_alone(environment, config.data_dir)
+    except ClusterError as error:
+        return error
+    except (PersistenceError, StoreCorrupt) as error:
+        # The first worker tells it.
+        logger.debug("%s", error)
+    return None
 
 
 def serve_worker(worker: Worker, reread: Reread | None, *, lasts: bool) -> int:

@@ -33,6 +33,11 @@ class ProducerRecord(msgspec.Struct, frozen=True):
     epoch: int
 
 
+def epochs_in(metadata: Metadata) -> list[tuple[str, int]]:
+    """Return the producers that a node without a cluster knows, with their epochs."""
+    return [(key, decode(TABLE, key, value, ProducerRecord).epoch) for key, value in metadata.items(TABLE)]
+
+
 class Transactions(Protocol):
     """See amqp_server.cluster.coordinator.transactions."""
 
@@ -78,8 +83,7 @@ class LocalTransactions:
         self._epochs: dict[str, int] = {}
 
     def recover(self) -> None:
-        for key, value in self._metadata.items(TABLE):
-            self._epochs[key] = decode(TABLE, key, value, ProducerRecord).epoch
+        self._epochs = dict(epochs_in(self._metadata))
 
     def begin(self) -> TransactionId:
         raise NotImplementedError
@@ -105,4 +109,4 @@ class LocalTransactions:
         return self._epochs.get(key, -1)
 
 
-__all__ = ["LocalTransactions", "Producer", "Transactions"]
+__all__ = ["TABLE", "LocalTransactions", "Producer", "Transactions", "epochs_in"]

@@ -208,11 +208,19 @@ class ClusterNode:
             addresses=self._addresses(),
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
+            version=self._known_version(),
             zones=self.roster.zones,
         )
         await adoption.carry_out(parts.commits)
         founded = self._founding.noted()
         parts.groups.found(parts.store.recovered(), founded.forgotten_before)
+
+    def _known_version(self) -> int:
+        """Return the newest version of queues that all configured nodes know, which are linked now."""
+        others = [name for name in self._config.peer_addresses if name != self.node]
+        return min(
+            [versions.newest_of(self.mesh.features_of(name)) for name in others], default=versions.NEWEST
+        )
 
     def start(self) -> None:
         """Continue as a member if this node was one. Call this after the topology's records were read."""

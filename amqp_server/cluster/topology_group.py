@@ -144,9 +144,11 @@ _decode_batch = msgspec.msgpack.Decoder(_Batch).decode
 _decode_state = msgspec.msgpack.Decoder(_CatalogState).decode
 
 
-def first_state(topology: bytes, nodes: dict[str, str]) -> bytes:
-    """Return the state of a catalog that begins with this topology, and these nodes and their addresses."""
-    return _encode(_CatalogState(topology, nodes, {}))
+def first_state(topology: bytes, nodes: dict[str, str], epochs: list[tuple[str, int]]) -> bytes:
+    """Return the state of a catalog that begins with this topology, these nodes and their addresses, and
+    these epochs of producers.
+    """
+    return _encode(_CatalogState(topology, nodes, {}, decisions=([], epochs)))
 
 
 class _Foreseen(NamedTuple):

@@ -89,7 +89,7 @@ class Client:
     def _ask(
         self, method: str, path: tuple[str, ...], query: dict[str, str], body: object = None, also: int = 200
     ) -> Any:
-        url = f"{self._url}/api/" + "/".join(quote(part, safe="") for part in path)
+        url = f"{self._url}/api/" + "/".join(map(_quoted, path))
         params = {name.replace("_", "-") if name.startswith("if_") else name: query[name] for name in query}
         content = None if body is None else json.dumps(body).encode()
         headers = {} if content is None else {"content-type": "application/json"}
@@ -131,7 +131,7 @@ class Client:
         vhost = _vhost(path)
         if (
             vhost is not None
-            and self._request("GET", f"{self._url}/api/vhosts/{quote(vhost, safe='')}").status_code == 404
+            and self._request("GET", f"{self._url}/api/vhosts/{_quoted(vhost)}").status_code == 404
         ):
             return f"Virtual host '{vhost}' does not exist"
         kind, *names = path
@@ -140,6 +140,11 @@ class Client:
         if kind in NAMED and names:
             return NAMED[kind].format(names[0])
         return f"{NOT_FOUND}: /api/{'/'.join(path)}"
+
+
+def _quoted(part: str) -> str:
+    # HTTP clients take out "." and "..", and would then ask for something else.
+    return part.replace(".", "%2E") if part in (".", "..") else quote(part, safe="")
 
 
 NOT_FOUND = "Not Found"

@@ -39,6 +39,8 @@ from amqp_server.broker.metadata import decode, encode
 from amqp_server.broker.recovery import recovery
 from amqp_server.broker.topology import topology
 from amqp_server.broker.topology.topology_snapshot import TopologyView
+from amqp_server.broker.transactions import TABLE as PRODUCERS
+from amqp_server.broker.transactions import epochs_in
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership.membership import Directory, Founded, drop_copies
 from amqp_server.cluster.membership.zones import Zones
@@ -58,8 +60,9 @@ from quorum_queue.cluster.snapshots.state import pack_state
 from quorum_queue.consumer_groups.partition import Partition, Span
 from quorum_queue.consumer_groups.replica import GroupReplica
 from quorum_queue.machine import codec, versions
+from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import encode_batch, encode_entry
-from quorum_queue.machine.machine import Machine
+from quorum_queue.machine.machine import Machine, Meta
 from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Run
 from quorum_queue.machine.snapshots.snapshot import sizes_of
@@ -108,10 +111,11 @@ class Adoption:
         addresses: Mapping[str, str],
         identities: Mapping[str, str],
         free_bytes: int,
+        version: int,
         zones: Zones | None = None,
     ) -> None:
         """`segment_size` is that of StreamOptions. `addresses` and `identities` are those of all nodes and of
-        their directories.
+        their directories; `version` is the newest one of queues that all of them know.
         """
         self._zones = zones or Zones()
         self._broker = broker
@@ -124,6 +128,7 @@ class Adoption:
         self._addresses = dict(addresses)
         self._identities = dict(identities)
         self._free_bytes = free_bytes
+        self._version = version
         #: Number of groups that each node is a member of, and number that it leads.
         self._kept = dict.fromkeys(sorted(addresses), 0)
         self._led = dict.fromkeys(sorted(addresses), 0)
@@ -171,7 +176,7 @@ class Adoption:
         now_ms = self._broker.services.queue_time.now_ms()
         replicas: dict[int, QueueReplica] = {}
         for record, _, machine in moving:
-            copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms)
+            copy = _Copy(self._store, self._journal, record, machine, self._node, now_ms, self._version)
             yield from copy.steps()
             replicas[record.queue_id] = copy.replica
         states = {
@@ -196,7 +201,7 @@ class Adoption:
         yield
         logger.warning(
             "the data of this node belongs to the cluster from now on; its data directory can no longer "
-            "be used without --peers"
+            "be used without --peers or --workers"
         )
 
     def _check(self, moving: list[tuple[QueueRecord, Machine]]) -> None:
@@ -354,6 +359,7 @@ class Adoption:
             store.hard(queue_id, TERM, self._node)
             store.snapshot(queue_id, 1, TERM, packed)
             self._journal.drop(queue_id)
+        epochs = epochs_in(metadata)
         view = TopologyView(
             broker.parts,
             began_at,
@@ -362,7 +368,11 @@ class Adoption:
             bindings=[decode(BINDINGS, *row, BindingRecord) for row in metadata.items(BINDINGS)],
         )
         store.hard(GROUP, TERM, self._node)
-        store.snapshot(GROUP, began_at, TERM, pack_state(alone, first_state(view.finish(), self._addresses)))
+        store.snapshot(
+            GROUP, began_at, TERM, pack_state(alone, first_state(view.finish(), self._addresses, epochs))
+        )
+        for producer, _ in epochs:
+            metadata.delete(PRODUCERS, producer)
         topology.note_applied(metadata, began_at)
         self._directory.note_founded(
             Founded(self._identities, name=self._node, origin=self._node, began_at=began_at)
@@ -380,11 +390,13 @@ class _Copy:
         machine: Machine,
         node: str,
         now_ms: int,
+        version: int,
     ) -> None:
         self.replica = QueueReplica(machine.settings)
         self.replica.machine = machine
-        # The other nodes may run an earlier version.
-        machine.begin_again()
+        if version < machine.version:
+            # What this node knows and others do not is given up: waits, for example.
+            machine.begin_again()
         self.replica.now_ms = machine.last_used_ms = now_ms
         self._store = store
         self._record = record
@@ -398,7 +410,9 @@ class _Copy:
         self._step = 0
 
     def steps(self) -> Iterator[None]:
-        runs = sorted(self.replica.machine.ready.runs(), key=lambda run: run.seqs.start)
+        machine = self.replica.machine
+        runs = [part for run in (*machine.ready.runs(), *machine.delayed.runs()) for part in run.cut()]
+        runs.sort(key=lambda run: run.seqs.start)
         lost: dict[int, None] = {}
         for run in runs:
             for part in self._bodies.parts(run, lost):
@@ -413,7 +427,8 @@ class _Copy:
                 "queue '%s' lost %d messages, the first at %d: the disk has damaged them",
                 *(self._record.name, len(lost), next(iter(lost))),
             )
-            _leave_out(self.replica.machine, lost)
+            commands = [("lose", seq, seq) for seq in lost]
+            machine.apply(Meta(self.replica.now_ms), commands, Effects(hands_max=0, expires_max=0))
 
     def _gather(self, part: Run) -> None:
         if self._parts and self._size + part.size > ENTRY_BYTES:
@@ -479,17 +494,6 @@ class _Bodies:
         except codec.CodecError as error:
             logger.debug("%s", error)
         return False
-
-
-def _leave_out(machine: Machine, lost: Mapping[int, None]) -> None:
-    for run in machine.ready.clear():
-        damaged = any(seq in lost for seq in run.seqs)
-        parts = [one for one in run.singles() if one.seqs.start not in lost] if damaged else [run]
-        if run.redelivered:
-            machine.ready.put_back(parts)
-        else:
-            for part in parts:
-                machine.ready.push(part)
 
 
 async def _stored(commits: Commits) -> None:

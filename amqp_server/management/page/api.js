@@ -22,6 +22,9 @@ export function listen({out, missing}) {
 }
 
 function url(parts, query) {
+  // A browser takes these out of a path, encoded or not, and would ask for something else.
+  const lost = parts.find((part) => part === "." || part === "..");
+  if (lost) throw new ApiError(0, {error: "name", reason: `a browser cannot ask for '${lost}': use mqctl`});
   const made = new URL(parts.map((part) => encodeURIComponent(part)).join("/"), BASE);
   for (const [name, value] of Object.entries(query ?? {})) {
     if (value !== undefined && value !== null && value !== "") made.searchParams.set(name, value);
@@ -42,9 +45,10 @@ async function send(method, parts, {query, body, signal, headers, raw} = {}) {
     options.headers["content-type"] = "application/json";
     options.body = typeof body === "string" ? body : JSON.stringify(body ?? {});
   }
+  const asked = url(parts, query);
   let response;
   try {
-    response = await fetch(url(parts, query), options);
+    response = await fetch(asked, options);
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ApiError(0, {error: "unreachable", reason: "the node does not answer"});

@@ -13,7 +13,7 @@ from typing import Any
 import pika
 import pytest
 from pika.adapters.blocking_connection import BlockingChannel
-from pika.exceptions import AMQPConnectionError
+from pika.exceptions import AMQPConnectionError, ChannelClosedByBroker
 
 from tests.amqp_server.cluster.ring import HOST, NAMES, PERSISTENT, QUORUM, Ring, free_ports, publish, take
 from tests.amqp_server.cluster.test_directories import copy
@@ -153,8 +153,7 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
     serves(empty, *NAMES)
 
 
-def test_message_groups_and_pauses_come_along(empty: Ring, alone: Node) -> None:
-    """A quorum queue begins again with the first version of its machine, which knows neither."""
+def test_message_groups_pauses_and_waits_come_along(empty: Ring, alone: Node) -> None:
     with suppress(AMQPConnectionError), channel_of(alone) as channel:
         channel.queue_declare("grouped", durable=True, arguments=QUORUM | {"x-message-groups": True})
         channel.queue_declare("paused", durable=True, arguments=QUORUM)
@@ -162,6 +161,12 @@ def test_message_groups_and_pauses_come_along(empty: Ring, alone: Node) -> None:
             properties = pika.BasicProperties(delivery_mode=2, headers={"x-group-id": group})
             channel.basic_publish("", "grouped", b"%d" % number, properties, mandatory=True)
         publish(channel, "paused", b"still there")
+        arguments = QUORUM | {"x-delayed": True, "x-message-status": True}
+        channel.queue_declare("later", durable=True, arguments=arguments)
+        for name, delay_ms in (("now", 0), ("in an hour", 3_600_000), ("in two", 7_200_000)):
+            headers = {"x-delay": delay_ms}
+            properties = pika.BasicProperties(delivery_mode=2, message_id=name, headers=headers)
+            channel.basic_publish("", "later", name.encode(), properties, mandatory=True)
         alone.mqctl("pause_queue", "--deliveries", "paused")
         channel.basic_get("grouped")
         alone.kill()
@@ -178,7 +183,19 @@ def test_message_groups_and_pauses_come_along(empty: Ring, alone: Node) -> None:
         assert three.basic_get("paused")[0] is None
         empty.mqctl("n2", "resume_queue", "paused")
         assert take(three, "paused", 1) == [b"still there"]
-    empty.equal("grouped", *NAMES)
+        assert take(three, "later", 1) == [b"now"]
+        assert three.basic_get("later")[0] is None
+    for queue in ("grouped", "later"):
+        empty.equal(queue, *NAMES)
+    # The other nodes have all of it.
+    empty.nodes["n1"].kill()
+    assert "acknowledged" in empty.mqctl("n2", "message_status", "now")
+    empty.mqctl("n3", "cancel_messages", "later", "in an hour")
+    with empty.channel("n2") as channel, pytest.raises(ChannelClosedByBroker, match="not empty"):
+        channel.queue_delete("later", if_empty=True)
+    empty.mqctl("n3", "cancel_messages", "later", "in two")
+    with empty.channel("n2") as channel:
+        channel.queue_delete("later", if_empty=True)
 
 
 def queues(ring: Ring) -> list[dict[str, Any]]:

@@ -31,6 +31,7 @@ from amqp_server.broker.declared.vhosts import VhostRecord
 from amqp_server.broker.metadata import encode
 from amqp_server.broker.recovery import recovery
 from amqp_server.broker.topology.queue import Queue
+from amqp_server.broker.transactions import Producer, epochs_in
 from amqp_server.cluster.errors import ClusterError
 from amqp_server.cluster.membership import adoption
 from amqp_server.cluster.membership.adoption import Adoption
@@ -63,6 +64,7 @@ from quorum_queue.machine.dedup import id_of
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.entries import decode_entry
 from quorum_queue.machine.machine import Machine, Meta
+from quorum_queue.machine.record.states import Copy
 from quorum_queue.machine.replicated import QueueReplica
 from quorum_queue.machine.run import Attributes, Run
 from quorum_queue.machine.settings import Settings
@@ -107,6 +109,10 @@ class QueueState(NamedTuple):
     messages: list[Message]
     next_seq: int
     dedup: DedupState | None
+    #: When messages that wait are due.
+    waiting: dict[int, int]
+    #: What the record says of the messages with the ids `id 0` to `id 4`.
+    known: list[list[Copy]]
 
 
 class Deaf:
@@ -144,7 +150,9 @@ class Disk:
             turn=turns.at_once(commits),
         )
 
-    def adoption(self, free_bytes: int = PLENTY, journal: Journal | None = None) -> Adoption:
+    def adoption(
+        self, free_bytes: int = PLENTY, journal: Journal | None = None, version: int = versions.FIRST
+    ) -> Adoption:
         environment = self.environment
         return Adoption(
             self.broker(),
@@ -156,6 +164,7 @@ class Disk:
             addresses=ADDRESSES,
             identities=IDENTITIES,
             free_bytes=free_bytes,
+            version=version,
         )
 
     @property
@@ -219,7 +228,9 @@ def _journalled(journal: Journal, queue_id: int) -> Callable[[range], list[bytes
 
 
 def _grouped(store: GroupStore, queue_id: int, replica: QueueReplica) -> Callable[[range], list[bytes]]:
-    heads = {seq: run.head_of(at) for run in replica.machine.ready.runs() for at, seq in enumerate(run.seqs)}
+    machine = replica.machine
+    runs = [*machine.ready.runs(), *machine.delayed.runs()]
+    heads = {seq: run.head_of(at) for run in runs for at, seq in enumerate(run.seqs)}
 
     def bodies(seqs: range) -> list[bytes]:
         found: list[bytes] = []
@@ -250,13 +261,18 @@ def _state(machine: Machine, bodies: Callable[[range], list[bytes]]) -> QueueSta
             run.redelivered,
             run.attempts,
         )
-        for run in machine.ready.runs()
+        for whole in (*machine.ready.runs(), *(run for _, run in machine.delayed.items()))
+        for run in whole.cut()
         if isinstance(run.seqs, range)
         for at, (seq, body) in enumerate(zip(run.seqs, bodies(run.seqs), strict=True))
     ]
-    assert machine.ready.count == len(messages) and not machine.unacked_count
-    assert machine.ready.bytes == sum(len(message.body) for message in messages)
-    return QueueState(messages, machine.next_seq, None if machine.dedup is None else machine.dedup.state())
+    assert machine.ready.count + machine.delayed.count == len(messages) and not machine.unacked_count
+    assert machine.ready.bytes + machine.delayed.bytes == sum(len(message.body) for message in messages)
+    waiting = {seq: due_ms for due_ms, run in machine.delayed.items() for seq in run.seqs}
+    record = machine.record
+    known = [] if record is None else [record.find(b"id %d" % number, NOW_MS).copies for number in range(5)]
+    dedup = None if machine.dedup is None else machine.dedup.state()
+    return QueueState(messages, machine.next_seq, dedup, waiting, known)
 
 
 # -- a node that stood alone ---------------------------------------------------------------------------------
@@ -350,9 +366,9 @@ def _small_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(adoption, "STEP_BYTES", 600)
 
 
-def run_to(disk: Disk, steps: int) -> bool:
+def run_to(disk: Disk, steps: int, version: int = versions.FIRST) -> bool:
     """Take this many steps, all but the last durable; return whether there were as many."""
-    taking = disk.adoption().steps()
+    taking = disk.adoption(version=version).steps()
     for _ in range(steps):
         disk.environment.flush()
         if next(taking, "end") == "end":
@@ -393,15 +409,43 @@ async def test_a_member_is_read_from_the_store_whenever_turns_end(tmp_path: Path
     environment.close()
 
 
-@given(st.lists(publishes | takes, max_size=30))
+@given(st.lists(publishes | takes, max_size=30), st.sampled_from((versions.FIRST, versions.NEWEST)))
 @settings(max_examples=60)
-def test_everything_is_as_a_restart_would_have_it(deeds: list[tuple[Any, ...]]) -> None:
+def test_everything_is_as_a_restart_would_have_it(deeds: list[tuple[Any, ...]], version: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         _small_steps(patch)
         disk = made(deeds)
         before = disk.alone()
-        assert not run_to(disk, 1_000_000)
+        assert not run_to(disk, 1_000_000, version)
         assert disk.turned() == before
+
+
+def test_messages_wait_on_and_are_remembered_if_all_nodes_know_how() -> None:
+    def disk() -> Disk:
+        made = Disk()
+        broker = made.broker("old")
+        broker.propose(PutVhost(VhostRecord("/")))
+        arguments = encoded({"x-queue-type": "quorum", "x-message-status": True})
+        broker.propose(DeclareQueue(QueueRecord("/", "reminders", 0, False, arguments, node="old")))
+        host = host_of(broker, "reminders")
+        for number, wait_ms in enumerate((5000, 0, 1000, 5000, 0)):
+            run = _run([b"%d" % number], number)
+            run.waits_until = wait_ms
+            host.submit(("enqueue_known", run, None, 0, [b"id %d" % number]))
+        made.environment.flush()
+        made.environment.crash()
+        return made
+
+    new = disk()
+    before = new.alone()["reminders"]
+    assert before.waiting == {1: NOW_MS + 5000, 3: NOW_MS + 1000, 4: NOW_MS + 5000} and all(before.known)
+    assert not run_to(new, 1_000_000, versions.NEWEST)
+    assert new.turned()["reminders"] == before
+    # Other nodes may know neither waits nor records.
+    old = disk()
+    assert not run_to(old, 1_000_000, versions.NEWEST - 1)
+    after = old.turned()["reminders"]
+    assert not after.waiting and len(after.messages) == 5 and not any(after.known)
 
 
 @pytest.mark.parametrize("durable", [True, False])
@@ -482,6 +526,25 @@ def test_the_topology_is_the_first_snapshot() -> None:
     assert other.access.users.get("ann") == User("ann", "hash", ("administrator",))
     assert {queue.name for queue in other.all_queues()} == {*QUEUES}
     _check_places({queue.name: queue for queue in other.all_queues()})
+
+
+def test_earlier_starts_of_producers_stay_shut_out() -> None:
+    disk = Disk()
+    broker = disk.broker("old")
+    declare(broker)
+    broker.transactions.shut_out(Producer("/billing", 7))
+    disk.environment.flush()
+    disk.environment.crash()
+    assert not run_to(disk, 1_000_000)
+    found = GroupStore(disk.environment).read_state(GROUP)
+    assert found is not None
+    _, state = unpack_state(found[2])
+    for name in ("n1", "n2"):
+        catalog = Catalog(name, 1, Disk().broker(name).topology, Roster(), Deaf())
+        catalog.restore(state)
+        assert catalog.decisions.epochs == {"/billing": 7}
+    # From now on they are nowhere else.
+    assert not epochs_in(disk.broker().metadata)
 
 
 def _records(broker: Broker) -> list[QueueRecord]:

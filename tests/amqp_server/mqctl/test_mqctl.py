@@ -391,6 +391,18 @@ def test_offsets_by_name(mqd: Addresses, mqctl: Mqctl) -> None:
         ok(mqctl("delete_queue", name))
 
 
+@pytest.mark.parametrize("name", [".", "..", "a/..", "%2E", "-x"])
+def test_names_that_are_no_part_of_a_path(mqctl: Mqctl, name: str) -> None:
+    ok(mqctl("declare_queue", "contents"))
+    ok(mqctl("declare_queue", "--", name))
+    for command in ("purge_queue", "pause_queue", "resume_queue"):
+        ok(mqctl(command, "--", name))
+    # None of it was meant for a queue that is called like a part of the path.
+    assert {row[0] for row in ok(mqctl("-q", "list_queues", "name")).rows} == {name, "contents"}
+    ok(mqctl("delete_queue", "--", name))
+    ok(mqctl("delete_queue", "contents"))
+
+
 def test_refusals_are_the_brokers_own(mqctl: Mqctl) -> None:
     assert "expected integer, got longstr" in mqctl("declare_queue", "bad", "-a", "x-message-ttl=abc").err
     assert "contains reserved prefix 'amq.*'" in mqctl("declare_queue", "amq.mine").err

@@ -18,6 +18,7 @@ import pytest
 from pika.adapters.blocking_connection import BlockingChannel, BlockingConnection
 
 from conformance_tests.patience import PATIENCE_S
+from conformance_tests.ports import free_ports
 
 from ...reliability.node import Node, run_once
 
@@ -216,6 +217,11 @@ def test_the_number_of_workers_changes(tmp_path: Path) -> None:
             for name, kind in (("old", "classic"), ("old quorum", "quorum"), ("old stream", "stream")):
                 channel.queue_declare(name, durable=True, arguments={"x-queue-type": kind})
                 channel.basic_publish("", name, b"kept", DURABLE, mandatory=True)
+            for kind in ("classic", "quorum"):
+                arguments = {"x-queue-type": kind, "x-delayed": True}
+                channel.queue_declare(f"later {kind}", durable=True, arguments=arguments)
+                later = pika.BasicProperties(delivery_mode=2, headers={"x-delay": 3_600_000})
+                channel.basic_publish("", f"later {kind}", b"in an hour", later, mandatory=True)
         assert node.stop() == 0
         for count in (2, 4):
             node.set_more_options("--workers", str(count))
@@ -237,6 +243,25 @@ def test_the_number_of_workers_changes(tmp_path: Path) -> None:
             channel.basic_qos(prefetch_count=10)
             for name in ("old", "old quorum", "old stream", "2 0", "2 1", "4 0", "4 1", "4 2", "4 3"):
                 assert take(channel, name, 1) == [b"kept"], name
+            for kind in ("classic", "quorum"):
+                assert channel.basic_get(f"later {kind}")[0] is None
+                # What waits is not lost, either.
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="not empty"):
+                    channel.connection.channel().queue_delete(f"later {kind}", if_empty=True)
+
+
+def test_a_member_of_a_cluster_gets_no_workers(tmp_path: Path) -> None:
+    secret = tmp_path / "secret"
+    secret.write_text("a secret that is long enough for a cluster")
+    secret.chmod(0o600)
+    (port,) = free_ports(1)
+    cluster = ("--peers", f"n1=127.0.0.1:{port}", "--cluster-secret-file", str(secret))
+    with Node(tmp_path, *cluster) as node:
+        assert node.stop() == 0
+        code, _, said = run_once(["--data-dir", str(node.data), "--workers", "2"])
+        assert (code, "belongs to node 'n1' of a cluster" in said) == (1, True), said
+        # It goes back: there is nothing of a second worker.
+        node.start()
 
 
 def test_a_worker_that_ends_again_and_again_is_left_down(tmp_path: Path) -> None:
