@@ -515,7 +515,7 @@ def test_the_topology_is_the_first_snapshot() -> None:
     assert members == Members(("n1",))
     # Another node gets everything from there.
     other = Disk().broker("n2")
-    Catalog("n2", 1, other.topology, Roster(), Deaf()).restore(state)
+    _receive(Catalog("n2", 1, other.topology, Roster(), Deaf()), other, state)
     own = disk.broker()
     recovery.recover(own, Journal(disk.environment))
     assert own.topology.applied == other.topology.applied == last
@@ -540,11 +540,25 @@ def test_earlier_starts_of_producers_stay_shut_out() -> None:
     assert found is not None
     _, state = unpack_state(found[2])
     for name in ("n1", "n2"):
-        catalog = Catalog(name, 1, Disk().broker(name).topology, Roster(), Deaf())
-        catalog.restore(state)
+        other = Disk().broker(name)
+        catalog = Catalog(name, 1, other.topology, Roster(), Deaf())
+        _receive(catalog, other, state)
         assert catalog.decisions.epochs == {"/billing": 7}
     # From now on they are nowhere else.
     assert not epochs_in(disk.broker().metadata)
+
+
+def _receive(catalog: Catalog, broker: Broker, state: bytes) -> None:
+    """Another node's snapshot comes."""
+    restored: list[bool] = []
+
+    def come() -> None:
+        catalog.restore(state)
+        restored.append(True)
+
+    broker.turn.run(catalog.come_to, state, come)
+    while not restored:
+        broker.turn.run(broker.turn.catch_up)
 
 
 def _records(broker: Broker) -> list[QueueRecord]:

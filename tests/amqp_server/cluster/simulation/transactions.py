@@ -23,6 +23,9 @@ NAMES = (
     *("stream/1", "stream/2"),
 )
 
+#: Clients of a node, but for those of others that the simulation has.
+MOVERS_MAX = 5
+
 
 class Mover(Client):
     """Takes messages out of some queues and puts others into some."""
@@ -62,7 +65,7 @@ class Mover(Client):
             return self.purge(name)
         if action < 0.665:
             return self.delete(name)
-        if self.transactional and action > 0.80 and (self.uncommitted or self.uncommitted_tags):
+        if self.transactional and action > 0.72 and len(self.uncommitted) + len(self.uncommitted_tags) > 1:
             return self.commit() if random.random() < 0.9 else self.rollback()
         return self.settle() if self.unacked else "waits"
 
@@ -73,11 +76,12 @@ class TransactionSimulation(Simulation):
             return
         random = self.random
         movers = [client for client in node.clients if isinstance(client, Mover)]
-        if not movers or (len(movers) < 3 and random.random() < 0.15):
+        if not movers or (len(movers) < MOVERS_MAX and random.random() < 0.3):
             self.last_number += 1
             Mover(self, node, self.last_number, "/", transactional=random.random() < 0.8)
         else:
-            client = random.choice(movers)
+            # Most of them wait for an answer most of the time.
+            client = random.choice([each for each in movers if each.asked is None] or movers)
             for _ in range(random.choice((1, 3))):
                 if client.node is node and client in node.clients:
                     self.log(f"{node.name}: session {client.number} {client.act()}")
