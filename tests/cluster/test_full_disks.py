@@ -15,7 +15,7 @@ from pamqp import commands
 from conformance_tests.patience import PATIENCE_S
 from tests.cluster import disks
 from tests.cluster.links import Unsupported
-from tests.cluster.mqd import MqdCluster
+from tests.cluster.mqd import ApiFailed, MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.reliability.bodies import body, number
 from tests.reliability.client import Address, Client, Confirm, Delivery
@@ -60,7 +60,11 @@ def clients(cluster: MqdCluster) -> Iterator[Clients]:
 
 
 def has_alarm(cluster: MqdCluster, at: str) -> bool:
-    told = cluster._api("GET", at, "/api/alarms")
+    try:
+        told = cluster._api("GET", at, "/api/alarms")
+    except ApiFailed:
+        # On a busy machine an answer may be lost; a node that has ended has no alarm later on, either.
+        return False
     return any(each["node"] == "n1" and each["name"] == "disk" for each in told)
 
 
@@ -147,6 +151,7 @@ def test_a_full_disk_concerns_nobody_else_and_is_not_for_ever(cluster: MqdCluste
     wait_for("all is confirmed", flood.look, 4 * PATIENCE_S, lambda: f"{flood.confirmed} confirmed")
     assert flood.client.unblocked == 1
     wait_for("no alarm is left", lambda: not any(has_alarm(cluster, at) for at in cluster.names))
+    assert all(cluster._nodes[at].running for at in cluster.names)
     # The first message in the classic queue is that of `fill`.
     assert drained(clients("n1"), "classic", 1 + FLOOD)[1:] == list(range(1, FLOOD + 1))
     for name in ("quorum", "stream"):
