@@ -268,11 +268,9 @@ class Reading:
                 replica.getting[key] = next_id, wanted
             yield
         (batches,) = _decode_batches(unpacker.take(1))
-        replica.order = BatchOrder(batches)
         # Earlier versions ended here.
-        if fields > 11:
-            (gap,) = _decode_gap(unpacker.take(1))
-            replica.order = BatchOrder(batches, gap)
+        (gap,) = _decode_gap(unpacker.take(1)) if fields > 11 else (None,)
+        replica.order = BatchOrder(batches, gap)
         if fields > 12:
             (replica.deaths,) = _decode_number(unpacker.take(1))
         if fields > 13:

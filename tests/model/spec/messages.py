@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -216,6 +217,17 @@ class Copy:
     def put_back(self, step: int) -> None:
         """Return it to its place."""
         self.held, self.gone, self.ready_at, self.flag = False, False, step, Flag.YES
+
+
+def on_their_way(copies: Iterable[Copy], identity: str, lane: str) -> list[Copy]:
+    """Return those with this `x-deduplication-id` that others have sent, and of which nobody has heard."""
+    return [
+        copy
+        for copy in copies
+        if copy.arrived is None
+        and copy.lane != lane
+        and copy.message.headers.get("x-deduplication-id") == identity
+    ]
 
 
 def died(

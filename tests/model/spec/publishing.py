@@ -7,7 +7,7 @@ from typing import Any
 
 from tests.model.spec.channels import Channel, Publishing
 from tests.model.spec.consuming import Consuming
-from tests.model.spec.messages import NEVER, Choice, Copy, Message, Presence
+from tests.model.spec.messages import NEVER, Choice, Copy, Message, Presence, on_their_way
 from tests.model.spec.promises import (
     ACCESS_REFUSED,
     NOT_FOUND,
@@ -206,13 +206,7 @@ class Publishes(Consuming):
 
     def _may_overtake(self, log: Log, identity: str, lane: str) -> bool:
         """True if another node may still have a message with this id, which is the duplicate then."""
-        late = [
-            entry
-            for entry in log.entries
-            if entry.arrived is None
-            and entry.lane != lane
-            and entry.message.headers.get("x-deduplication-id") == identity
-        ]
+        late = on_their_way(log.entries, identity, lane)
         if self.broker.prompt or not late:
             return False
         for entry in late:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence
+from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence, on_their_way
 from tests.model.spec.promises import Broken
 from tests.model.spec.settings import Settings
 from tests.model.spec.streams import Log
@@ -301,13 +301,7 @@ class Queue:
         identity = message.headers.get("x-deduplication-id")
         if not self.deduplicates or identity is None:
             return None
-        late = [
-            copy
-            for copy in self.copies
-            if copy.arrived is None
-            and copy.lane != lane
-            and copy.message.headers.get("x-deduplication-id") == identity
-        ]
+        late = on_their_way(self.copies, identity, lane)
         if self.vhost.broker.prompt or not late:
             return self.remembered.get(identity)
         # Another node may still have one with this id, which is the duplicate then.

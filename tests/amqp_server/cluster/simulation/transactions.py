@@ -23,7 +23,7 @@ NAMES = (
     *("stream/1", "stream/2"),
 )
 
-#: Clients of a node, but for those of others that the simulation has.
+#: Such clients that one node has, at most.
 MOVERS_MAX = 5
 
 
