@@ -36,7 +36,7 @@ from amqp_server.broker.timers import Timers
 from amqp_server.broker.topology.parts import Hosts
 from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
-from amqp_server.cluster.errors import ClusterError, StartAgain
+from amqp_server.cluster.errors import ClusterError, OutOfCluster, StartAgain
 from amqp_server.cluster.membership.membership import check_alone, drop_copies
 from amqp_server.conditions import STREAM_REMOTE, ConditionWatch
 from amqp_server.config import AUTO, VERSION, Config, age_ms
@@ -51,7 +51,7 @@ from amqp_server.connection.sockets.listener import (
     Server,
     begin_listening,
     bind_all,
-    listen,
+    listen_for_nodes,
 )
 from amqp_server.connection.sockets.poller import Poller
 from amqp_server.connection.sockets.tls import ListenerTLS, TLSFileError
@@ -67,7 +67,7 @@ from amqp_server.secret_files import SecretFileError, read_password
 from amqp_server.startup import start_time
 from amqp_server.startup.administrator import reset_administrator
 from amqp_server.startup.doubts import doubts
-from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR
+from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR, OUT
 from amqp_server.startup.load_definitions import DefinitionsError, load_definitions
 from amqp_server.startup.options import Reread, command_line
 from amqp_server.startup.reload import Reload, Reloaded
@@ -301,23 +301,18 @@ class Node:
     def _cluster_parts(self, clock: SystemClock, timers: Timers, boundary: Boundary) -> ClusterParts:
         """Make the cluster's parts. Raises ListenError, ClusterError."""
         from amqp_server.cluster.wiring import begin, make_mesh, make_parts
+        from quorum_queue.links.shared_port import ONE_PROCESS
 
         config, environment = self.config, self.environment
         directory, incarnation = begin(environment, clock)
-        mesh = make_mesh(config, environment, incarnation, self._links_socket())
+        mesh = make_mesh(config, environment, incarnation, self._links(), self.worker or ONE_PROCESS)
         return make_parts(
             config, environment, self.commits, clock, timers, directory, incarnation, mesh, boundary
         )
 
-    def _links_socket(self) -> socket.socket:
-        """Return the socket that listens for other nodes. Raises ListenError."""
-        if self.worker is not None:
-            return self.worker.links
-        config = self.config
-        host, port = config.peer_addresses[config.node]
-        option = "cluster_listen" if config.cluster_listen else "peers"
-        address = config.cluster_listen or (f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
-        return listen(option, address, config.listen_backlog)
+    def _links(self) -> list[socket.socket]:
+        """Return the sockets that listen for other nodes. Raises ListenError."""
+        return [listen_for_nodes(self.config)] if self.worker is None else self.worker.links
 
     def _links_tls(self, parts: ClusterParts) -> Reloaded:
         from amqp_server.cluster.settings import LinksTls
@@ -453,6 +448,8 @@ class Node:
             background.start_soon(self.reload.watch_certificates)
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
+                if self.worker is not None:
+                    background.start_soon(self._take_over, self.worker, self.cluster.mesh.take)
                 if self.cluster.stood_alone:
                     await self.cluster.adopt(self._journal)
                     turn.run(self._go_on, self.cluster)
@@ -475,8 +472,6 @@ class Node:
                 serving.start_soon(self.draining.run)
                 serving.start_soon(self._shovel)
                 serving.start_soon(self._cancel_messages)
-                if self.worker is not None:
-                    serving.start_soon(self._take_over, self.worker)
                 for sock, tls in listening:
                     serving.start_soon(self.server.serve, sock, tls)
                 if http is not None:
@@ -564,11 +559,13 @@ class Node:
             # Its parent tells all workers.
             os.kill(os.getppid(), signal.SIGTERM)
 
-    async def _take_over(self, worker: Worker) -> None:
-        """Take connections from other workers, and hand them over to these."""
+    async def _take_over(self, worker: Worker, take_link: Callable[[socket.socket], None]) -> None:
+        """Take connections from other workers, and hand clients' over to these."""
         from amqp_server.workers.handing_over import HandingOver
 
-        handing_over = HandingOver(worker, self.server.adopt, self.broker.turn, self.resources.look)
+        handing_over = HandingOver(
+            worker, self.server.adopt, self.broker.turn, self.resources.look, take_link
+        )
         if self.config.worker_affinity:
             self.server.affinity = handing_over
         await handing_over.run()
@@ -656,9 +653,7 @@ def in_force(node: Node) -> str:
         "amqps": node.amqps_address,
         "http": node.http_address,
         "metrics": node.metrics_address,
-        "cluster": config.cluster_listen or "{}:{}".format(*config.peer_addresses[config.node])
-        if config.peers
-        else "",
+        "cluster": config.links_address,
     }
     served = ", ".join(f"{name} {address}" for name, address in listeners.items() if address)
     return (
@@ -703,7 +698,7 @@ def serve(config: Config, reread: Reread | None = None, *, lasts: bool = True) -
         print(f"mqd: {_too_few(config, count, kept)}", file=sys.stderr)
         return 1
     if max(count, kept) > 1:
-        refused = _of_a_cluster(config) if kept == 1 else None
+        refused = _of_a_cluster(config) if kept == 1 and not config.peers else None
         if refused is not None:
             print(f"mqd: {refused}", file=sys.stderr)
             return 1
@@ -819,7 +814,7 @@ def _serve(config: Config, reread: Reread | None, lasts: bool, worker: Worker | 
         # Flush the log first, so that the reason is the last line.
         logs.end()
         print(f"mqd: {_first(group)}", file=sys.stderr)
-        code = 1
+        code = OUT if worker is not None and isinstance(_first(group), OutOfCluster) else 1
     except* StartAgain:
         again = True
     except* CommitFailed as group:

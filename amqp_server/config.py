@@ -111,7 +111,7 @@ class Config:
     node: str = option("n1", "Name of this node, unique in the cluster.", common=True, kind="name")
     workers: str = option(
         "1",
-        "Processes of this node, each on a core of its own; auto: one for each core. Not together with peers.",
+        "Processes of this node, each on a core of its own; auto: one for each core.",
         common=True,
         unit="count",
         kind="workers",
@@ -1597,8 +1597,6 @@ class Config:
             )
         if not self.peers:
             return
-        if self.workers != "1":
-            raise InvalidOption("workers", self.workers, "1 if there are peers")
         if self.node not in addresses:
             raise InvalidOption("peers", ",".join(self.peers), f"a list that contains this node, {self.node}")
         if not self.cluster_secret_file:
@@ -1621,6 +1619,16 @@ class Config:
             if parsed is not None and self._is_name(name):
                 found[name] = parsed
         return found
+
+    @property
+    def links_address(self) -> str:
+        """Where this node listens for the others of its cluster; empty if it has none."""
+        return self.cluster_listen or self.told_addresses.get(self.node, "")
+
+    @property
+    def told_addresses(self) -> dict[str, str]:
+        """The addresses of the nodes by name, as the topology has them."""
+        return dict(peer.split("=", 1) for peer in self.peers)
 
     def _is_name(self, name: str) -> bool:
         return _allowed_text("name", (), name)

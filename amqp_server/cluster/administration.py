@@ -11,7 +11,7 @@ import trio
 from amqp_server.broker.declared.operations import DeleteQueue, NodeDown, Operation, SetMembers
 from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster.api_questions import Answerer, Unanswered
-from amqp_server.cluster.membership.machines import machine_of
+from amqp_server.cluster.membership.machines import machine_of, machines, number_of, on_machine
 from amqp_server.cluster.readiness import has_majority, obstacle
 from amqp_server.cluster.topology_group import GROUP, Proposal, PutNode, RemoveNode
 from amqp_server.config import parse_address
@@ -156,8 +156,8 @@ class Administration:
 
     def other_workers(self) -> list[str]:
         """Return the other workers of this node."""
-        names = self._cluster.roster.nodes
-        return [name for name in names if name != self._cluster.node and machine_of(name) == self.machine]
+        own = self._cluster.node
+        return [name for name in on_machine(self.machine, self._cluster.roster.nodes) if name != own]
 
     def online(self, members: Iterable[str]) -> list[str]:
         """Return those of a queue's members that are up."""
@@ -266,30 +266,57 @@ class Administration:
         await self._propose(PutNode(name, address))
 
     async def forget(self, name: str) -> None:
-        """Take a node out of the cluster, and out of all queues. Raises NotFound, PreconditionFailed,
-        Unavailable.
+        """Take a node that is down out of the cluster, with all its workers, and out of all queues. Raises
+        NotFound, PreconditionFailed, Unavailable.
+        """
+        workers = self._going(name)
+        for worker in workers:
+            if worker in self._cluster.mesh.connected():
+                raise PreconditionFailed(
+                    f"node '{worker}' is up: stop it first, or remove it with `mqctl cluster leave`"
+                )
+            self._check_only_on(worker, own=False)
+        for worker in workers:
+            await self._take_out(worker, own=False)
+
+    def may_leave(self) -> None:
+        """Raises PreconditionFailed if this node cannot leave its cluster now."""
+        for worker in self._going(self.machine):
+            self._check_only_on(worker, own=True)
+            if worker not in self.online([worker]):
+                raise PreconditionFailed(f"worker '{worker}' of this node is down: it has to run to leave")
+
+    async def leave(self) -> None:
+        """Take this process out of its cluster, and out of all queues. May be called again if it was
+        cancelled. Raises PreconditionFailed, Unavailable.
+        """
+        await self._take_out(self._cluster.node, own=True)
+
+    def _going(self, name: str) -> list[str]:
+        """Return the workers of a node that is to go, the first one last. Raises NotFound,
+        PreconditionFailed.
         """
         nodes = self._cluster.roster.nodes
+        if machine_of(name) != name and name in nodes:
+            raise PreconditionFailed(f"'{name}' is a worker of node '{machine_of(name)}': name the node")
         if name not in nodes:
             raise NotFound(f"no node '{name}' in the cluster")
-        if len(nodes) == 1:
+        if machines(nodes) == {name}:
             raise PreconditionFailed(f"node '{name}' is the last one of its cluster")
-        own = name == self._cluster.node
-        if not own and name in self._cluster.mesh.connected():
-            raise PreconditionFailed(
-                f"node '{name}' is up: stop it first, or remove it with `mqctl cluster leave`"
-            )
-        self._check_only_on(name, own=own)
-        address = nodes[name]
+        return sorted(on_machine(name, nodes), key=number_of, reverse=True)
+
+    async def _take_out(self, name: str, *, own: bool) -> None:
+        address = self._cluster.roster.nodes[name]
         # From now on the cluster places no queue on this node, and adds no members there.
         await self._propose(PutNode(name, ""))
         try:
             # Before that change, a queue may have been placed on this node alone.
             homed = self._check_only_on(name, own=own)
         except PreconditionFailed:
-            await self._propose(PutNode(name, address))
+            if address:
+                await self._propose(PutNode(name, address))
             raise
-        await self.shrink(name)
+        await self._shrink(name)
         if own:
             await self._parted()
         for queue in homed:
@@ -336,18 +363,26 @@ class Administration:
     async def grow(self, name: str, vhosts: Iterable[str]) -> int:
         """Add a node to all quorum queues of these vhosts; return the number of queues."""
         self._require_node(name)
+        workers = on_machine(name, self._cluster.roster.staying) or [name]
+        kept = Counter(member for queue in self._quorum_queues() for member in queue.members)
         grown = [
             queue
             for queue in self._quorum_queues()
-            if queue.vhost.name in vhosts and name not in queue.members
+            if queue.vhost.name in vhosts and machine_of(name) not in machines(queue.members)
         ]
         for queue in grown:
-            if name not in queue.members:
-                await self._set_members(queue, (*queue.members, name), queue.record.leader)
+            if machine_of(name) not in machines(queue.members):
+                worker = min(workers, key=lambda each: (kept[each], each))
+                kept[worker] += 1
+                await self._set_members(queue, (*queue.members, worker), queue.record.leader)
         return len(grown)
 
     async def shrink(self, name: str) -> int:
         """Remove a node from all quorum queues that have other members; return the number of queues."""
+        workers = on_machine(name, self._cluster.roster.nodes) or [name]
+        return sum([await self._shrink(worker) for worker in workers])
+
+    async def _shrink(self, name: str) -> int:
         shrunk = [
             queue for queue in self._quorum_queues() if name in queue.members and len(queue.members) > 1
         ]
@@ -360,12 +395,14 @@ class Administration:
     async def transfer_leader(self, vhost: str, name: str, to: str) -> None:
         """Make another member of a queue its leader. Raises NotFound, PreconditionFailed."""
         queue = self._queue(vhost, name)
-        if to not in queue.members:
+        # The member of a node may be any of its workers.
+        member = next((each for each in queue.members if to in (each, machine_of(each))), None)
+        if member is None:
             raise PreconditionFailed(
                 f"node '{to}' is not a member of queue '{name}' in vhost '{vhost}'; its members are "
                 f"{', '.join(queue.members)}"
             )
-        await self._set_members(queue, queue.members, to)
+        await self._set_members(queue, queue.members, member)
 
     async def accept_loss(self, vhost: str, name: str) -> GivenUp:
         """Let a queue continue without the entries that none of its members can read, or without forgotten

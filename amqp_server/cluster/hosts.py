@@ -15,7 +15,7 @@ from amqp_server.broker.topology import consumer_groups
 from amqp_server.broker.topology.queue import Queue
 from amqp_server.cluster.direct_replies import RemoteReply
 from amqp_server.cluster.leader_counts import Placed
-from amqp_server.cluster.membership.machines import machine_of
+from amqp_server.cluster.membership.machines import machine_of, on_machine
 from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.topology_group import GROUP
 from amqp_server.cluster.topology_progress import TopologyProgress
@@ -339,12 +339,16 @@ class ClusterHosts:
     def _home(self, queue: Queue, avoid: str = "") -> str:
         """Return the node to ask: the queue's home, or a reachable member of its group.
 
-        `avoid` is a node that does not serve the queue; it is returned only if there is no other.
+        The member on this machine is the best one: its link does not break when the leader's node fails, and
+        it has the messages. `avoid` is a node that does not serve the queue; it is returned only if there is
+        no other.
         """
         if not queue.members:
             return queue.node
-        connected = self._groups.replicas.links.connected()
-        homes = [node for node in (queue.record.leader, *queue.members) if node in connected]
+        replicas = self._groups.replicas
+        connected = replicas.links.connected()
+        near = on_machine(machine_of(replicas.node), queue.members)
+        homes = [node for node in (*near, queue.record.leader, *queue.members) if node in connected]
         return next((node for node in homes if node != avoid), homes[0] if homes else "")
 
     # -- placing ---------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from amqp_server.cluster.api_questions import Questions
 from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.coordinator.decisions import Decision
 from amqp_server.cluster.coordinator.transactions import Transactions
-from amqp_server.cluster.errors import ClusterError, StartAgain
+from amqp_server.cluster.errors import OutOfCluster, StartAgain
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.incoming import Handler, IncomingFrames
 from amqp_server.cluster.lost_links import LostLinks
@@ -32,7 +32,7 @@ from amqp_server.cluster.membership.node_alarms import NodeAlarms
 from amqp_server.cluster.membership.removed_nodes import RemovedNodes
 from amqp_server.cluster.readiness import obstacle
 from amqp_server.cluster.topology_group import GROUP, Catalog, Mark
-from amqp_server.cluster.wiring import TICK_S, ClusterParts
+from amqp_server.cluster.wiring import TICK_S, ClusterParts, peer_at
 from amqp_server.config import parse_address
 from persistence.journal import Journal
 from quorum_queue.cluster import frames
@@ -41,7 +41,7 @@ from quorum_queue.cluster.handover import HandOver
 from quorum_queue.cluster.queues.guests import Guests
 from quorum_queue.cluster.queues.undeclared import UndeclaredQueues
 from quorum_queue.links.handshake import Hello
-from quorum_queue.links.ports import Peer, Poll
+from quorum_queue.links.ports import Poll
 from quorum_queue.machine import versions
 from quorum_queue.ports import Refused
 from quorum_queue.raft.members import Members
@@ -79,7 +79,12 @@ class ClusterNode:
         # A node that has run without a cluster brings its data.
         brings = config.data_dir if len(broker.access.users) else ""
         self._founding = Founding(
-            parts.directory, self.node, list(config.peer_addresses), brings, self.incarnation, self
+            parts.directory,
+            self.node,
+            list(filter(votes, config.peer_addresses)),
+            brings,
+            self.incarnation,
+            self,
         )
         self.catalog = Catalog(self.node, self.incarnation, broker.topology, self.roster, self)
         self.transactions = Transactions(
@@ -165,7 +170,7 @@ class ClusterNode:
         return self._founding.founded
 
     def _addresses(self) -> dict[str, str]:
-        return dict(peer.split("=", 1) for peer in self._config.peers)
+        return self._config.told_addresses
 
     def _alarm_changed(self) -> None:
         self.replicas.disk_full("disk" in self._broker.alarms.names())
@@ -216,8 +221,8 @@ class ClusterNode:
         parts.groups.found(parts.store.recovered(), founded.forgotten_before)
 
     def _known_version(self) -> int:
-        """Return the newest version of queues that all configured nodes know, which are linked now."""
-        others = [name for name in self._config.peer_addresses if name != self.node]
+        """Return the newest version of queues that all founding nodes know, which are linked now."""
+        others = [name for name in self._config.peer_addresses if votes(name) and name != self.node]
         return min(
             [versions.newest_of(self.mesh.features_of(name)) for name in others], default=versions.NEWEST
         )
@@ -282,7 +287,8 @@ class ClusterNode:
         """True if a node that is no peer may have a link: it is about to join, or must hear that it was
         removed.
         """
-        if name in (self.roster.nodes or self._founding.expected):
+        # Workers that are new are not among the nodes yet; their first one is.
+        if machine_of(name) in (self.roster.nodes or self._founding.expected or self._config.peer_addresses):
             return True
         return not self._is_behind and self._removed.may_link(name)
 
@@ -305,9 +311,10 @@ class ClusterNode:
         nodes = self.roster.nodes
         configured = self._config.peer_addresses
         for name, address in sorted(nodes.items()):
-            parsed = configured.get(name) or parse_address(address)
+            # This node may reach another one at another address than the rest does.
+            parsed = configured.get(name) or configured.get(machine_of(name)) or parse_address(address)
             if name != self.node and parsed is not None:
-                self.mesh.add_peer(Peer(name, *parsed))
+                self.mesh.add_peer(peer_at(name, parsed))
         for name in removed:
             if name == self.node and name not in nodes:
                 self.go(REMOVED)
@@ -397,7 +404,7 @@ class ClusterNode:
             raise StartAgain(self._why_out)
         self._turn.run(self._close_sessions)
         await trio.sleep(GOODBYE_S)
-        raise ClusterError(self._why_out)
+        raise OutOfCluster(self._why_out)
 
     def _close_sessions(self) -> None:
         self._broker.close_sessions(

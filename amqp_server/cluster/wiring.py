@@ -5,12 +5,14 @@ others.
 from __future__ import annotations
 
 import socket
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from amqp_server.cluster import settings
 from amqp_server.cluster.groups import Groups
 from amqp_server.cluster.membership import zones
 from amqp_server.cluster.membership.disk_progress import DiskProgress
+from amqp_server.cluster.membership.machines import number_of
 from amqp_server.cluster.membership.membership import Directory
 from amqp_server.cluster.membership.roster import Roster
 from amqp_server.cluster.membership.zones import Zones
@@ -28,6 +30,7 @@ from quorum_queue.cluster.ports import Commits
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.mesh import Mesh
 from quorum_queue.links.ports import Peer
+from quorum_queue.links.shared_port import Processes
 from quorum_queue.machine import versions
 from quorum_queue.ports import Timers
 from quorum_queue.raft.options import Options
@@ -78,19 +81,31 @@ def begin(environment: Environment, clock: Clock) -> tuple[Directory, int]:
     return directory, incarnation
 
 
-def make_mesh(config: Config, environment: Environment, incarnation: int, listening: socket.socket) -> Mesh:
+def peer_at(name: str, address: tuple[str, int]) -> Peer:
+    """Return a node that listens there; all workers of a node listen at one address."""
+    return Peer(name, *address, process=number_of(name))
+
+
+def make_mesh(
+    config: Config,
+    environment: Environment,
+    incarnation: int,
+    listens: Collection[socket.socket],
+    processes: Processes,
+) -> Mesh:
     """Make the mesh of links. Raises ClusterError for a secret or certificates that cannot be used."""
     return Mesh(
         node=config.node,
         incarnation=incarnation,
         identity=environment.node_id,
         cluster="mqd",
-        listen=listening,
-        peers=[Peer(name, *address) for name, address in config.peer_addresses.items()],
+        listens=listens,
+        peers=[peer_at(name, address) for name, address in config.peer_addresses.items()],
         secret=settings.secret(config),
         tls=settings.tls(config),
         options=settings.link_options(config),
         features=(*FEATURES, *zones.features(config.zone)),
+        processes=processes,
     )
 
 

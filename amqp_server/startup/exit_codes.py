@@ -6,5 +6,7 @@ from typing import Final
 
 #: An internal error (EX_SOFTWARE).
 INTERNAL_ERROR: Final = 70
+#: A worker is out of its cluster, and cannot be started again.
+OUT: Final = 69
 #: A worker wants to be started again.
 AGAIN: Final = 75

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final
 from pamqp import commands
 
 from amqp_server.broker.reply import PSEUDO_QUEUE
+from amqp_server.cluster.membership.machines import machine_of, on_machine
 from amqp_server.connection.state import State
 from amqp_server.errors import AMQPError
 from amqp_server.wire import frames, methods
@@ -70,8 +71,11 @@ def _read(session: Served, read: Reader, payload: bytes) -> str | Place:
         return found
     if found.exclusive:
         return Place.HERE
-    home = found.record.leader if found.members else found.node
-    return Place.HERE if home in (session.config.node, "") else home
+    own = session.config.node
+    if not found.members:
+        return Place.HERE if found.node in (own, "") else found.node
+    # A member of this machine serves its clients, whichever leads.
+    return next((name for name in on_machine(machine_of(own), found.members) if name != own), Place.HERE)
 
 
 def _declared(session: Served, payload: bytes) -> Queue | Place:

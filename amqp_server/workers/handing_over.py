@@ -19,6 +19,7 @@ import trio
 from amqp_server.cluster.membership.machines import machine_of, number_of
 from amqp_server.connection.handed_over import SessionState, decode, encode, is_quiet, state_of
 from amqp_server.workers.affinity import READS_MAX, Place, place_of
+from amqp_server.workers.worker import CONNECTION, LINK, LOOK
 
 if TYPE_CHECKING:
     from amqp_server.connection.sockets.transport import Transport
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("mqd.workers")
 
-#: Messages between workers: a connection comes with this one, as two descriptors; look at the limits.
-_CONNECTION, _LOOK = b"c", b"l"
 #: Connections taken over before clients have their turn.
 TAKEN_MAX: Final = 16
 #: Pause after an error of the kernel, such as no free descriptor, s.
@@ -44,13 +43,17 @@ class HandingOver:
         adopt: Callable[[socket.socket, SessionState], None],
         turn: Turn,
         look: Callable[[], None],
+        take_link: Callable[[socket.socket], None],
     ) -> None:
-        """`look` compares what the node uses with its limits."""
+        """`look` compares what the node uses with its limits; `take_link` takes the connection of another
+        node.
+        """
         self._worker = worker
         self._machine = machine_of(worker.config.node)
         self._adopt = adopt
         self._turn = turn
         self._look = look
+        self._take_link = take_link
         worker.limit_changed = self._tell_others
 
     def _tell_others(self) -> None:
@@ -58,7 +61,7 @@ class HandingOver:
             if number != self._worker.number:
                 # One whose way is full looks twice a second in any case.
                 with suppress(OSError):
-                    outbox.send(_LOOK, socket.MSG_DONTWAIT)
+                    outbox.send(LOOK, socket.MSG_DONTWAIT)
 
     def moves(self, transport: Transport, data: bytes) -> bool:
         session = transport.session
@@ -97,10 +100,10 @@ class HandingOver:
             left = memoryview(state)
             while left:
                 left = left[file.write(left) :]
-            socket.send_fds(outbox, [_CONNECTION], [fd, file.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(outbox, [CONNECTION], [fd, file.fileno()], socket.MSG_DONTWAIT)
 
     async def run(self) -> None:
-        """Take connections over until cancelled."""
+        """Take connections over, of clients and of other nodes, until cancelled."""
         inbox = self._worker.inbox
         inbox.setblocking(False)
         while True:
@@ -114,19 +117,22 @@ class HandingOver:
                     logger.error("a connection cannot be taken over: %s", error)
                     await trio.sleep(PAUSE_S)
                     break
-                if message == _LOOK:
+                if message == LOOK:
                     self._look()
                 else:
-                    self._take(descriptors)
+                    self._take(message, descriptors)
 
-    def _take(self, descriptors: list[int]) -> None:
-        if len(descriptors) < 2:
-            # The process had no descriptor for both.
+    def _take(self, message: bytes, descriptors: list[int]) -> None:
+        if len(descriptors) < (1 if message == LINK else 2):
+            # The process had no descriptor for it.
             for each in descriptors:
                 os.close(each)
             logger.error("a connection is lost on its way between workers: no descriptors are left")
             return
         sock = socket.socket(fileno=descriptors[0])
+        if message == LINK:
+            self._take_link(sock)
+            return
         with open(descriptors[1], "rb") as file:
             file.seek(0)
             state = decode(file.read())

@@ -24,8 +24,8 @@ from typing import Final
 from amqp_server import logs
 from amqp_server.cluster.membership.machines import worker_name
 from amqp_server.config import Config
-from amqp_server.connection.sockets.listener import ListenError, bind, bind_all
-from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR
+from amqp_server.connection.sockets.listener import ListenError, bind, bind_all, listen_for_nodes
+from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR, OUT
 from amqp_server.workers.board import Board
 from amqp_server.workers.worker import SECRET_FILE, Worker, config_of, directory_of, metrics_address
 from persistence.environment import WORKERS, is_in_use
@@ -79,6 +79,8 @@ class Parent:
         self._links: list[socket.socket] = []
         #: Where they listen.
         self._addresses: list[str] = []
+        #: What all of them listen on for other nodes, if there are any.
+        self._links_of_nodes: list[socket.socket] = []
         #: By number, the two ends of the way of connections to each worker. Those on their way to a worker
         #: that ends wait for its next process.
         self._ways = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
@@ -98,6 +100,8 @@ class Parent:
                 self._metrics += [
                     bind("metrics", metrics_address(config, child.number)) for child in self._children[1:]
                 ]
+            if config.peers:
+                self._links_of_nodes = [listen_for_nodes(config)]
         except ListenError as error:
             print(f"mqd: {error}", file=sys.stderr)
             return 1
@@ -226,7 +230,7 @@ class Parent:
             node_config=self._config,
             config=config,
             sockets=sockets,
-            links=self._links[number],
+            links=[self._links[number], *self._links_of_nodes],
             inbox=self._ways[number][0],
             outboxes=[writes for _, writes in self._ways],
             board=self._board,
@@ -295,16 +299,26 @@ class Parent:
                 self._ended(child, os.waitstatus_to_exitcode(status))
 
     def _ended(self, child: _Child, code: int) -> None:
+        failed = 1 if code == OUT else code
         if self._stopping:
-            self._code = self._code or max(code, 0)
+            self._code = self._code or max(failed, 0)
         elif code == AGAIN:
             self._begin(child)
         elif not self._announced:
             # The node has not served yet, and a start that fails says so at once.
-            self._code = code if code > 0 else INTERNAL_ERROR
+            self._code = failed if failed > 0 else INTERNAL_ERROR
             self._signalled(signal.SIGTERM)
+        elif code == OUT:
+            self._left(child)
         else:
             self._restart(child, code)
+
+    def _left(self, child: _Child) -> None:
+        """The worker is out of its cluster. A node goes with its first worker, the last one to leave."""
+        logger.warning("worker %s is out of the cluster", self._name(child))
+        if not child.number:
+            self._code = 1
+            self._signalled(signal.SIGTERM)
 
     def _restart(self, child: _Child, code: int) -> None:
         name = self._name(child)

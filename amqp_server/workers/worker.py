@@ -6,14 +6,19 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
-from amqp_server.cluster.membership.machines import worker_name
+from amqp_server.cluster.membership.machines import machine_of, worker_name
 from amqp_server.config import Config, parse_address
 from amqp_server.workers.board import CONNECTIONS, MEMORY, SERVES, Board
 from persistence.environment import WORKERS
+from quorum_queue.links.handshake import PeerRefused
 
-#: The secret of the links, beside the other workers' data.
+#: The secret of the links of a node without peers, beside the other workers' data.
 SECRET_FILE = "links.secret"
+#: What workers send each other, most of it with descriptors: a client's connection and its state; the
+#: connection of another node's link; nothing, but look at the limits.
+CONNECTION, LINK, LOOK = b"c", b"n", b"l"
 #: Options whose work one worker does for the node.
 _OF_THE_FIRST = ("http", "load_definitions", "reset_administrator")
 
@@ -21,8 +26,28 @@ _OF_THE_FIRST = ("http", "load_definitions", "reset_administrator")
 class WorkerConfig(Config):
     """The configuration of one worker. It follows from the node's, which was checked."""
 
+    #: That of the whole node.
+    _whole: Config
+
+    def __init__(self, whole: Config, **values: Any) -> None:
+        super().__init__(**values)
+        object.__setattr__(self, "_whole", whole)
+
     def __post_init__(self) -> None:
         pass
+
+    @property
+    def links_address(self) -> str:
+        return self._whole.links_address
+
+    @property
+    def told_addresses(self) -> dict[str, str]:
+        """Other nodes reach all workers of a node at its one address."""
+        machine, found = self._whole.node, super().told_addresses
+        own = self._whole.told_addresses.get(machine)
+        if own is not None:
+            found |= {name: own for name in found if machine_of(name) == machine}
+        return found
 
     def _is_name(self, name: str) -> bool:
         return True
@@ -46,20 +71,22 @@ def config_of(config: Config, number: int, addresses: list[str]) -> WorkerConfig
     """Return a worker's part of the node's configuration; `addresses` are those of all workers' links."""
     values = {declared.name: getattr(config, declared.name) for declared in fields(config)}
     names = [worker_name(config.node, each) for each in range(len(addresses))]
+    others = [each for each in config.peers if each.partition("=")[0] != config.node]
     values |= {
         "node": names[number],
         "data_dir": str(directory_of(config, number)),
-        "peers": tuple(f"{name}={address}" for name, address in zip(names, addresses, strict=True)),
-        "cluster_secret_file": str(Path(config.data_dir) / WORKERS / SECRET_FILE),
-        # A queue is best where its client is: see cluster.leader_counts.
-        "queue_leader_locator": "client-local",
+        "peers": (*(f"{name}={address}" for name, address in zip(names, addresses, strict=True)), *others),
         "memory_limit": str(config.memory_limit_bytes // len(addresses)),
     }
+    if not config.peers:
+        values["cluster_secret_file"] = str(Path(config.data_dir) / WORKERS / SECRET_FILE)
+        # A queue is best where its client is: see cluster.leader_counts.
+        values["queue_leader_locator"] = "client-local"
     if config.metrics:
         values["metrics"] = metrics_address(config, number)
     if number:
         values |= dict.fromkeys(_OF_THE_FIRST, "")
-    return WorkerConfig(**values)
+    return WorkerConfig(config, **values)
 
 
 @dataclass
@@ -70,8 +97,8 @@ class Worker:
     config: WorkerConfig
     #: By option, bound and not listening yet; all workers have the same.
     sockets: dict[str, socket.socket]
-    #: Listens for the other workers.
-    links: socket.socket
+    #: Listen for the other workers, and, in all workers alike, for other nodes.
+    links: list[socket.socket]
     #: Connections that other workers hand over come here; by number, where those of other workers go.
     inbox: socket.socket
     outboxes: list[socket.socket]
@@ -89,6 +116,15 @@ class Worker:
     def serves(self, number: int) -> bool:
         """True if another worker serves clients now."""
         return number < len(self.outboxes) and bool(self.board.of(number, SERVES))
+
+    # See quorum_queue.links.shared_port.Processes.
+
+    def pass_on(self, number: int, sock: socket.socket) -> None:
+        if number >= len(self.outboxes):
+            raise PeerRefused(
+                f"it looks for worker {number}, and this node has {len(self.outboxes)}", suspect=True
+            )
+        socket.send_fds(self.outboxes[number], [LINK], [sock.fileno()], socket.MSG_DONTWAIT)
 
     # See connection.sockets.listener.OtherWorkers.
 

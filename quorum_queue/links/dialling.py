@@ -17,6 +17,7 @@ from quorum_queue.links.ports import LinkOptions, Peer, Wire
 from quorum_queue.links.rate_limited_log import SeldomLog
 from quorum_queue.links.session_choice import decides
 from quorum_queue.links.sessions import LinkSessions, Pair
+from quorum_queue.links.shared_port import wanting
 from quorum_queue.links.sources import source_of
 from quorum_queue.links.wire import LOST, TlsWire, close
 
@@ -102,6 +103,9 @@ class Dialling:
             sock.close()
             raise ConnectionRefusedError("connected to itself")
         self._sessions.addresses[peer.name] = source_of(str(sock.getpeername()[0]))
+        if peer.process:
+            # A new connection has room for it.
+            sock.send(wanting(peer.process))
         return self._make_wire(sock, peer.host)
 
     async def _secure(self, wire: TlsWire) -> None:

@@ -19,6 +19,7 @@ from quorum_queue.links.plain_wire import PlainWire
 from quorum_queue.links.ports import Events, LinkOptions, Peer, Poll, Wire
 from quorum_queue.links.rate_limited_log import SeldomLog
 from quorum_queue.links.sessions import LinkSessions
+from quorum_queue.links.shared_port import ONE_PROCESS, Processes
 from quorum_queue.links.wire import TlsWire
 
 logger = logging.getLogger("mqd.links")
@@ -36,21 +37,22 @@ class Mesh:
         incarnation: int,
         identity: str,
         cluster: str,
-        listen: socket.socket,
+        listens: Collection[socket.socket],
         peers: Iterable[Peer],
         secret: bytes,
         tls: tuple[ssl.SSLContext, ssl.SSLContext] | None,
         options: LinkOptions,
         version: int = 1,
         features: Iterable[str] = (),
+        processes: Processes = ONE_PROCESS,
     ) -> None:
-        """`tls` is (server's context, client's context). The caller keeps ownership of `listen`.
+        """`tls` is (server's context, client's context). The caller keeps ownership of `listens`.
 
         Raises ValueError for a secret too short, or names too long.
         """
         hello = Hello(node, incarnation, identity, version, tuple(features))
         check_size(cluster, hello)
-        self._listen = listen
+        self._listens = listens
         self._tls = tls
         sessions = self._sessions = LinkSessions(node, options)
         #: Queue one frame, the parts concatenated; False if there is no session. It is sent at the end of
@@ -65,7 +67,9 @@ class Mesh:
         self.waiting = sessions.outgoing.waiting
         greeter = Greeter(Keys(secret), cluster, hello, os.urandom, self._sessions.standing)
         log = SeldomLog(logger, options.log_interval_ms / 1000, trio.current_time)
-        self._accepting = Accepting(self._sessions, greeter, options, self._wire, log)
+        self._accepting = Accepting(self._sessions, greeter, options, self._wire, log, processes)
+        #: Take a connection that another process of this node has accepted, and passed on.
+        self.take = self._accepting.take
         self._dialling = Dialling(self._sessions, greeter, options, self._wire, log)
         self._nursery: trio.Nursery | None = None
         for peer in peers:
@@ -82,7 +86,7 @@ class Mesh:
                     self._dialling.start(nursery, pair)
                 nursery.start_soon(self._sessions.keep_time)
                 nursery.start_soon(self._sessions.flush_on_demand)
-                await self._accepting.run(self._listen, nursery)
+                await self._accepting.run(self._listens)
         finally:
             self._nursery = None
 

@@ -19,6 +19,8 @@ class Peer:
     name: str
     host: str
     port: int
+    #: Its number among the processes that share this address; see shared_port.
+    process: int = 0
 
 
 @dataclass(frozen=True)

@@ -50,8 +50,11 @@ class Reader:
 class Ledger:
     """One queue. All methods may be called from any thread."""
 
-    def __init__(self, queue: str, excused: Callable[[str], bool]) -> None:
+    def __init__(
+        self, queue: str, excused: Callable[[str], bool], *, nacked_may_be_late: bool = False
+    ) -> None:
         self.queue = queue
+        self._nacked_may_be_late = nacked_may_be_late
         self._excused = excused
         self._lock = threading.Lock()
         self._published: set[int] = set()
@@ -95,7 +98,8 @@ class Ledger:
             if not redelivered:
                 stream = message >> STREAM_BITS
                 if message <= reader.highest.get(stream, -1):
-                    self._break("order", reader, message, redelivered)
+                    if not (self._nacked_may_be_late and message in self.nacked):
+                        self._break("order", reader, message, redelivered)
                 else:
                     reader.highest[stream] = message
             self._settle(reader, reader.received - reader.prefetch, "credit")

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from amqp_server.cluster.membership.machines import machine_of, machines
 from amqp_server.testing.relays import Relays
 from conformance_tests import programs
 from conformance_tests.patience import PATIENCE_S
@@ -53,8 +54,12 @@ class MqdCluster(Cluster):
         names: Sequence[str] = ("n1", "n2", "n3"),
         *options: str,
         program: Sequence[str] = TROUBLED,
+        workers: int | None = None,
     ) -> None:
+        """`workers` of each node; unless it is given, as the environment says."""
         super().__init__(names)
+        self._workers = workers or int(os.environ.get("MQD_WORKERS", "1"))
+        self.has_guests = self._workers > 1
         self._program = list(program)
         self._options = options
         self._directory = Path(tempfile.mkdtemp(prefix="mqd-cluster-"))
@@ -77,7 +82,7 @@ class MqdCluster(Cluster):
         planted.plant(place / "plant", "", 0)
         node = Node(
             place,
-            *("--node", name, "--cluster-secret-file", str(self._secret)),
+            *("--node", name, "--cluster-secret-file", str(self._secret), "--workers", str(self._workers)),
             *("--disk-free-min-bytes", str(DISK_FLOOR_BYTES)),
             *("--peers", ",".join(f"{peer}={HOST}:{port}" for peer, port in dialled.items())),
             *self._options,
@@ -100,7 +105,8 @@ class MqdCluster(Cluster):
 
     def _formed(self) -> bool:
         return all(
-            sum(bool(node.get("running")) for node in told.get("nodes", [])) == len(self.names)
+            sum(bool(node.get("running")) for node in told.get("nodes", []))
+            == len(self.names) * self._workers
             and told.get("majority")
             for told in self._told()
         )
@@ -132,11 +138,13 @@ class MqdCluster(Cluster):
 
     def freeze(self, name: str) -> None:
         self._frozen.add(name)
-        os.kill(self._nodes[name].pid, signal.SIGSTOP)
+        for pid in self._nodes[name].pids():
+            os.kill(pid, signal.SIGSTOP)
 
     def thaw(self, name: str) -> None:
         if name in self._frozen:
-            os.kill(self._nodes[name].pid, signal.SIGCONT)
+            for pid in self._nodes[name].pids():
+                os.kill(pid, signal.SIGCONT)
             self._frozen.discard(name)
 
     def port(self, name: str) -> int:
@@ -232,7 +240,7 @@ class MqdCluster(Cluster):
             return []
         _, latest = max(told, key=lambda pair: int(pair[1]["term"]))
         return [
-            Member(name, latest["leader"] == name, True, int(one["applied"]), str(one["digest"]))
+            Member(name, machine_of(latest["leader"]) == name, True, int(one["applied"]), str(one["digest"]))
             for name, one in told
         ]
 
@@ -252,7 +260,7 @@ class MqdCluster(Cluster):
         """As the leader reports it."""
         for name in self._nodes:
             told = self._queue(name, queue)
-            if told and told["leader"] == name:
+            if told and machine_of(told["leader"]) == name:
                 return int(told["ready"]), int(told["unacked"])
         return -1, -1
 
@@ -299,11 +307,11 @@ class MqdCluster(Cluster):
 
     def _keeps(self, through: str, name: str) -> bool:
         queues = self._api("GET", through, "/api/cluster/queues")
-        return any(name in queue["members"] for queue in queues)
+        return any(name in machines(queue["members"]) for queue in queues)
 
     def _sees(self, through: str, name: str) -> bool:
         nodes = self._api("GET", through, "/api/cluster")["nodes"]
-        return any(node["name"] == name and node["running"] for node in nodes)
+        return any(machine_of(node["name"]) == name and node["running"] for node in nodes)
 
     def mqctl(self, through: str, *arguments: str) -> str:
         return self._nodes[through].mqctl(*arguments)

@@ -42,6 +42,8 @@ class Cluster(ABC):
     links: Links
     #: True if an answer on a channel says that everything sent there before it is durable.
     answers_vouch: bool
+    #: True if clients of the nodes may be served by processes that are no members of the queues.
+    has_guests = False
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = tuple(names)

@@ -7,10 +7,11 @@ after, if a second line says so. It may be changed at any time.
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
 from typing import Any
+
+from tests.cluster import followed
 
 VARIABLE = "MQD_TEST_PLANT"
 #: Seconds between two looks at the file.
@@ -91,4 +92,4 @@ def install(file: Path) -> None:
         plant_in_member(member)
     for single in (LocalHost, StreamHost):
         plant_in_single(single)
-    threading.Thread(target=follow, daemon=True).start()
+    followed.follow(follow)

@@ -57,7 +57,9 @@ class Scene:
         self.random = random.Random(seed)
         self.slow_disks = slow_disks
         self.queues = [f"{name}-{i}" for i in range(QUEUES)]
-        self.ledgers = [Ledger(queue, self.excused) for queue in self.queues]
+        self.ledgers = [
+            Ledger(queue, self.excused, nacked_may_be_late=cluster.has_guests) for queue in self.queues
+        ]
         self.load = Load(cluster, self.ledgers, self)
         #: Streams and a super stream, if the broker has them as mqd does.
         self.logs: LogLoad | None = None

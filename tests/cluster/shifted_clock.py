@@ -6,9 +6,10 @@ time. All other clocks are unchanged.
 
 from __future__ import annotations
 
-import threading
 import time
 from pathlib import Path
+
+from tests.cluster import followed
 
 VARIABLE = "MQD_TEST_CLOCK"
 #: Seconds between two looks at the file.
@@ -37,4 +38,4 @@ def shift(file: Path) -> None:
     read()
     time.time_ns = lambda: true_ns() + wrong_ns
     time.time = lambda: time.time_ns() / 1e9
-    threading.Thread(target=follow, daemon=True).start()
+    followed.follow(follow)

@@ -145,3 +145,14 @@ def test_streams_are_apart() -> None:
     for message in (first + 1, second + 1, first + 2):
         led.deliver(reader, message, False)
     assert broken(led) == {}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_nacked_message_may_be_late_where_nodes_are_no_members(late: bool) -> None:
+    led, reader = Ledger("q", lambda node: False, nacked_may_be_late=late), Reader("n1", 10)
+    led.publish([1, 2, 3, 4])
+    led.nack([1])
+    for message in (3, 1, 2):
+        led.deliver(reader, message, False)
+    # The second one was not nacked.
+    assert led.counts["order"] == (1 if late else 2)

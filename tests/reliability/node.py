@@ -65,6 +65,11 @@ class Node:
         assert self._process is not None
         return self._process.pid
 
+    def pids(self) -> list[int]:
+        """Return the node's process, and those of its workers."""
+        children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
+        return [self.pid, *map(int, children)]
+
     def launch(self) -> None:
         """Start a process, and do not wait for it."""
         self._log = self._errors.open("a")

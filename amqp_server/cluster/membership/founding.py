@@ -14,6 +14,7 @@ from typing import Protocol
 
 import msgspec
 
+from amqp_server.cluster.membership.machines import votes
 from amqp_server.cluster.membership.membership import (
     CHOOSE_ONE,
     REMOVED,
@@ -56,8 +57,8 @@ class Founding:
     def __init__(
         self, directory: Directory, node: str, nodes: list[str], brings: str, incarnation: int, fate: Fate
     ) -> None:
-        """`nodes` are the configured names; `brings` is this node's directory if it has run without a
-        cluster.
+        """`nodes` are the configured ones that vote in the topology; the further workers of a machine follow.
+        `brings` is this node's directory if it has run without a cluster.
         """
         self._directory = directory
         self._node = node
@@ -98,7 +99,7 @@ class Founding:
                 logger.error("%s", TOO_LATE.format(name=peer, data=about.brings, peer=self._node))
         elif about.founded is not None:
             self._follow(peer, about.founded)
-        else:
+        elif votes(self._node):
             self._found(peer, about)
 
     def _was_removed(self, about: About) -> bool:
@@ -118,7 +119,7 @@ class Founding:
             self._fate.refuse(TOO_LATE.format(name=self._node, data=self.brings, peer=peer))
             return
         lost = founded.nodes.get(self._node) != self._directory.identity
-        if lost:
+        if lost and votes(self._node):
             logger.warning("this node's data directory is new to the cluster: the other nodes fill it")
         self._fate.belong(msgspec.structs.replace(founded, lost=lost, lost_before=0, name=self._node))
 

@@ -28,6 +28,11 @@ def machine_of(name: str) -> str:
     return name.partition(SEPARATOR)[0]
 
 
+def on_machine(machine: str, names: Iterable[str]) -> list[str]:
+    """Return those of these workers that belong to a node."""
+    return [name for name in names if machine_of(name) == machine]
+
+
 def votes(name: str) -> bool:
     """True for the worker of a machine that votes in the topology: its first one. The others only follow."""
     return SEPARATOR not in name

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from amqp_server.cluster.errors import ClusterError
+from amqp_server.cluster.errors import ClusterError, OutOfCluster
 
 if TYPE_CHECKING:
     from amqp_server.broker.metadata import Metadata
@@ -160,7 +160,7 @@ class Directory:
     def check(self, data_dir: str, name: str) -> None:
         """Raise ClusterError if this node of a cluster cannot use the directory."""
         if self._out:
-            raise ClusterError(f"{data_dir}: {self._out}")
+            raise OutOfCluster(f"{data_dir}: {self._out}")
         if self.founded is not None and self.founded.name != name:
             raise ClusterError(
                 f"the data directory {data_dir} belongs to node '{self.founded.name}' of a cluster, not to '{name}'"

@@ -155,6 +155,12 @@ def listen(option: str, address: str, backlog: int) -> socket.socket:
     return sock
 
 
+def listen_for_nodes(config: Config) -> socket.socket:
+    """Return the socket that listens for the other nodes of the cluster. Raises ListenError."""
+    option = "cluster_listen" if config.cluster_listen else "peers"
+    return listen(option, config.links_address, config.listen_backlog)
+
+
 def _why_not(option: str, address: str, host: str, port: int, error: OSError) -> str:
     """Return the reason and what to do about it."""
     flag = f"--{option.replace('_', '-')}"

@@ -11,7 +11,7 @@ import msgspec
 from amqp_server.config import InvalidOption, parse_bytes
 from amqp_server.management.request.answer import NO_CONTENT, Answer, not_found, refusing
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node, ask_others
+from amqp_server.management.request.other_nodes import ask_node, ask_workers
 
 
 async def environment(call: Call) -> Any:
@@ -74,9 +74,7 @@ async def revive(call: Call) -> Answer:
 
 async def _at_all_workers(call: Call) -> Answer:
     """Let the other workers of this node do the same."""
-    administration = call.parts.administration
-    if administration is not None and not call.local:
-        await ask_others(call, administration.other_workers(), with_body=True)
+    await ask_workers(call, with_body=True)
     return NO_CONTENT
 
 

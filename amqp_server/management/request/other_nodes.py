@@ -121,6 +121,12 @@ async def ask_others(
     return answers
 
 
+async def ask_workers(call: Call, *, with_body: bool = False) -> Answers:
+    """Ask the other workers of this node, which is one for whoever asks it."""
+    node = call.parts.administration
+    return Answers() if node is None else await ask_others(call, node.other_workers(), with_body=with_body)
+
+
 async def ask_node(
     call: Call, name: str, passed_on: Sequence[str] = PASSED_ON, instead: Instead | None = None
 ) -> Answers:

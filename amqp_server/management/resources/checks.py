@@ -14,7 +14,7 @@ from amqp_server.errors import AMQPError
 from amqp_server.management.messages.by_hand import get_messages, publish_message
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of, refusing
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node, ask_others
+from amqp_server.management.request.other_nodes import ask_node, ask_others, ask_workers
 from amqp_server.management.resources import queues
 from amqp_server.management.resources.node import listeners
 
@@ -52,6 +52,10 @@ async def alarms(call: Call) -> Any:
 
 async def local_alarms(call: Call) -> Any:
     raised = _alarms_here(call)
+    if call.local:
+        return {"alarms": raised}
+    for body in (await ask_workers(call)).bodies.values():
+        raised += body["alarms"]
     if not raised:
         return {"status": "ok"}
     return _failed("There are alarms in effect on the node", alarms=raised)

@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import trio
 
+from amqp_server.errors import Unavailable
 from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
-from amqp_server.management.request.other_nodes import ask_others
+from amqp_server.management.request.other_nodes import ask_others, ask_workers
 
 if TYPE_CHECKING:
     from amqp_server.cluster.administration import Administration
+
+
+#: Time for the other workers of a node to leave, and between two questions whether they have, s.
+WORKERS_LEAVE_S = 30.0
+LEAVE_LOOK_S = 0.1
 
 
 class NodeAddress(msgspec.Struct):
@@ -46,7 +53,13 @@ async def queues(call: Call) -> Any:
 
 
 async def queue(call: Call) -> Any:
-    return _cluster(call).queue(call.vhost(), call.path["name"], digest=call.flag("digest"))
+    """A replicated queue as this node has it; the worker that is the member answers."""
+    cluster = _cluster(call)
+    told = cluster.queue(call.vhost(), call.path["name"], digest=call.flag("digest"))
+    workers = [name for name in cluster.other_workers() if name in told["placed"]]
+    for body in (await ask_others(call, workers, passed_on=("digest",))).bodies.values():
+        return body
+    return told
 
 
 #: Types of queues that have members.
@@ -104,7 +117,25 @@ async def join(call: Call) -> Answer:
 
 
 async def forget(call: Call) -> Answer:
-    await _cluster(call).forget(call.path["node"])
+    cluster, name = _cluster(call), call.path["node"]
+    if call.local:
+        # The first worker of this node asks.
+        await cluster.leave()
+    elif name == call.parts.config.node:
+        cluster.may_leave()
+        with trio.move_on_after(WORKERS_LEAVE_S):
+            # Leaving may take longer than the time that they have for an answer.
+            while cluster.other_workers():
+                for refusal in (await ask_workers(call)).refusals.values():
+                    raise refusal
+                await trio.sleep(LEAVE_LOOK_S)
+        if cluster.other_workers():
+            raise Unavailable(
+                f"{', '.join(cluster.other_workers())} of this node have queues that still need them: try again later"
+            )
+        await cluster.leave()
+    else:
+        await cluster.forget(name)
     return NO_CONTENT
 
 
@@ -151,6 +182,10 @@ async def quorum_critical(call: Call) -> Any:
         await call.slices.rest()
         if group is not None:
             critical.append(group)
+    if call.local:
+        return critical
+    for body in (await ask_workers(call)).bodies.values():
+        critical += body
     critical.sort()
     if not critical:
         return {"status": "ok"} | ({"reason": "single node cluster"} if cluster is None else {})

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from amqp_server.cluster.membership.machines import machine_of
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.progress import Look, progress
@@ -142,7 +143,7 @@ def leave(invocation: Invocation) -> None:
 def forget(invocation: Invocation, name: str) -> None:
     told = invocation.client.get("cluster")
     running = [node["name"] for node in told["nodes"] if node["running"]]
-    if name in running:
+    if name in map(machine_of, running):
         raise Failure(
             f"node {name} is up: stop it first, or run `mqctl cluster leave` with its --url", UNAVAILABLE
         )
@@ -155,7 +156,7 @@ def _queues_with(invocation: Invocation, node: str, *, wanted: bool) -> Look:
 
     def look() -> tuple[int, int]:
         rows = invocation.client.get("cluster", "queues", columns="members")
-        return sum((node in row["members"]) is wanted for row in rows), len(rows)
+        return sum((node in map(machine_of, row["members"])) is wanted for row in rows), len(rows)
 
     return look
 

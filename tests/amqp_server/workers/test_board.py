@@ -41,7 +41,7 @@ def test_who_has_more_connections_than_another_that_serves_gives_way() -> None:
                 whole,
                 config_of(whole, number, ["@a:0", "@b:0", "@c:0"]),
                 sockets={},
-                links=unused,
+                links=[],
                 inbox=unused,
                 outboxes=[],
                 board=board,

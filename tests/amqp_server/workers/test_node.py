@@ -250,7 +250,7 @@ def test_the_number_of_workers_changes(tmp_path: Path) -> None:
                     channel.connection.channel().queue_delete(f"later {kind}", if_empty=True)
 
 
-def test_a_member_of_a_cluster_gets_no_workers(tmp_path: Path) -> None:
+def test_a_member_of_a_cluster_does_not_start_without_it(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("a secret that is long enough for a cluster")
     secret.chmod(0o600)
@@ -327,5 +327,3 @@ def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:
         assert code == 1 and "in use by process" in said
         with channels(node, 1) as (channel,):
             channel.queue_declare("serves", durable=True)
-    code, _, said = run_once(["--peers", "n1=127.0.0.1:1", "--workers", "2"])
-    assert (code, "--workers" in said) == (2, True), said

@@ -120,7 +120,7 @@ class LinkNode:
             "options": OPTIONS,
         }
         self.arguments = arguments | options
-        self.mesh = Mesh(node=name, listen=listen, **self.arguments)
+        self.mesh = Mesh(node=name, listens=[listen], **self.arguments)
 
     def start(self) -> None:
         self._nursery.start_soon(self._run)
