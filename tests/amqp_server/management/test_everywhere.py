@@ -202,18 +202,15 @@ async def test_a_queue_is_told_by_its_own_node_and_counted_by_all(two: Two, ask:
 RATE = "message_stats.publish_details.rate"
 
 
-async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+async def busy_queues(two: Two) -> None:
     """Make 20 queues on two nodes; each has got more messages than the one before, and one of them from
     clients of both nodes.
     """
-    now = iter(range(1_700_000_000, 1_800_000_000, 5))
-    samplers = [node.sampler for node in two.nodes.values()]
 
     async def sample() -> None:
-        tick = next(now)
-        monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", lambda: tick)
-        for sampler in samplers:
-            await sampler.sample()
+        for node in two.nodes.values():
+            node.clock.now_ms += 5_000
+            await node.sampler.sample()
 
     for number in range(20):
         two.declare(f"q{number:02}", "n2" if number % 2 else "n1")
@@ -241,7 +238,7 @@ async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_page_of_queues_of_all_nodes(
     two: Two, ask: Ask, monkeypatch: pytest.MonkeyPatch, sort: str, first: list[str], earlier: bool
 ) -> None:
-    await busy_queues(two, monkeypatch)
+    await busy_queues(two)
     if earlier:
         monkeypatch.setattr("amqp_server.management.request.other_nodes.Question", EarlierQuestion)
     made: list[str] = []
