@@ -427,3 +427,19 @@ async def test_logins_of_each_node(two: Two, ask: Ask) -> None:
     assert (await ask("n1").delete("auth/attempts/n2")).status_code == 204
     _, http = (await ask("n1").get("auth/attempts/n2")).json()
     assert http["auth_attempts"] == 0
+
+
+async def test_samples_of_nodes_are_added_by_their_ages(two: Two, ask: Ask) -> None:
+    """The nodes do not take their samples at the same moment, and one clock is an hour behind."""
+    two.declare("q", "n1")
+    two.nodes["n2"].clock.shift_ms -= 3_600_000 + 3_000
+    for _ in range(3):
+        for node, peer in two.peers.items():
+            peer.send(*(published(1, "", "q", b"x") for _ in range(5)))
+            two.nodes[node].clock.now_ms += 5_000
+            await two.nodes[node].sampler.sample()
+    told = (await ask("n1").get("overview?msg_rates_age=10&msg_rates_incr=5")).json()
+    details = told["message_stats"]["publish_details"]
+    assert [each["sample"] for each in details["samples"]] == [30, 20, 10]
+    newest = details["samples"][0]["timestamp"]
+    assert 0 <= two.nodes["n1"].clock.wall_ms() - newest < 5_000
