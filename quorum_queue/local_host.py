@@ -19,10 +19,10 @@ from quorum_queue.freeing import Leftover
 from quorum_queue.host import DELETED, Key, QueueHost, answer_publishes
 from quorum_queue.journals import parts_journal
 from quorum_queue.journals.deduplication_journal import FIRST_POSITION, NameJournal
-from quorum_queue.journals.notes import encode_note, mark_of
+from quorum_queue.journals.notes import encode_death, encode_note, mark_of
 from quorum_queue.machine import codec
 from quorum_queue.machine.attributes import RANK_MAX, RANK_PLAIN, rank_of
-from quorum_queue.machine.effects import Effects
+from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order.message_groups import gathered
 from quorum_queue.machine.parts import Parts
@@ -181,6 +181,8 @@ class LocalHost(DeadLettering):
             # The journal does not tell when they came.
             machine.arrivals = Arrivals.restored([], [], services.queue_time.now_ms())
         services.memory.register(self)
+        if machine.dead_lettering:
+            self._wake_by(services.clock.monotonic_ms())
         if len(machine.parts):
             services.undecided.has_parts(self)
             # The rest of these will not come: who sends it has been told that the node has stopped.
@@ -536,6 +538,8 @@ class LocalHost(DeadLettering):
             for due_ms, run in effects.delayed:
                 wrote = self._annotate(run, due_ms) or wrote
         if effects.dead_letters:
+            if self.journalled and self.machine.dead_lettering:
+                wrote = self._annotate_deaths(effects.dead_letters) or wrote
             self._send_dead_letters(effects)
         if effects.settled:
             withdrawn = self._confirm_acked(effects.acked) if effects.acked else -1
@@ -610,6 +614,18 @@ class LocalHost(DeadLettering):
         for seq in run.seqs:
             self.services.journal.annotate(self.queue_id, seq, note)
         return True
+
+    def _annotate_deaths(self, letters: list[tuple[Run, Reason]]) -> bool:
+        """Write which messages are dead letters that the queue holds: consumers must not get them again after
+        a restart. Return whether anything was written.
+        """
+        wrote = False
+        for run, reason in letters:
+            seq = run.seqs.start
+            if seq in self.machine.dead_lettering and run.attributes.persistent:
+                self.services.journal.annotate(self.queue_id, seq, encode_death(run, reason))
+                wrote = True
+        return wrote
 
     def _forget_gets(self, commands: list[Command]) -> None:
         """Answer no gets of a channel that closes."""

@@ -8,7 +8,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol
 
 from amqp_server.broker.dead_letter import carbon_copies, parse_head
 from amqp_server.wire import content, frames, tables
@@ -37,14 +37,37 @@ class Traced(Protocol):
     number: int
 
 
-def trace_publish(channel: Traced, segment: Segment) -> Iterator[None] | None:
+class Copy(NamedTuple):
+    """A copy for some queues."""
+
+    targets: tuple[str, ...]
+    framed: bytes
+    head: bytes
+    attributes: Attributes
+
+
+def trace_publish(
+    channel: Traced, segment: Segment, later: list[Copy] | None = None
+) -> Iterator[None] | None:
     """Copy messages that are handed to their queues. Return an iterator that makes some copies at each step;
-    None if another segment makes the copies of these.
+    None if another segment makes the copies of these. `later` gets the copies if it is not known yet whether
+    the messages are published; see `give_copies`.
     """
     if segment.mix is None:
-        return _in_parts(_copies_of(channel, segment, 0, len(segment.contents)))
+        return _in_parts(_copies_of(channel, segment, 0, len(segment.contents), later))
     # The first segment of messages that alternate between queues makes the copies for all of them.
-    return None if segment.lane else _in_parts(_copies_of_mix(channel, segment.mix))
+    return None if segment.lane else _in_parts(_copies_of_mix(channel, segment.mix, later))
+
+
+def give_copies(vhost: VHost, copies: list[Copy]) -> Iterator[None]:
+    """Hand copies that were made before to their queues, some in each step."""
+
+    def each() -> Iterator[None]:
+        for copy in copies:
+            _give(vhost, copy)
+            yield
+
+    return _in_parts(each())
 
 
 def _in_parts(copies: Iterator[None]) -> Iterator[None]:
@@ -53,16 +76,18 @@ def _in_parts(copies: Iterator[None]) -> Iterator[None]:
             yield
 
 
-def _copies_of_mix(channel: Traced, mix: Mix) -> Iterator[None]:
+def _copies_of_mix(channel: Traced, mix: Mix, later: list[Copy] | None) -> Iterator[None]:
     """Copy messages that alternate between queues."""
     told = [0] * len(mix.lanes)
     for index in range(0, len(mix.turns), 2):
         lane, stop = mix.turns[index], mix.turns[index + 1]
-        yield from _copies_of(channel, mix.lanes[lane], told[lane], stop)
+        yield from _copies_of(channel, mix.lanes[lane], told[lane], stop, later)
         told[lane] = stop
 
 
-def _copies_of(channel: Traced, segment: Segment, start: int, stop: int) -> Iterator[None]:
+def _copies_of(
+    channel: Traced, segment: Segment, start: int, stop: int, later: list[Copy] | None
+) -> Iterator[None]:
     route, queues = segment.route, channel.vhost.queues
     routed = [each.name for each in route.targets if not each.deleted or each.name in queues]
     for index in range(start, stop):
@@ -73,7 +98,11 @@ def _copies_of(channel: Traced, segment: Segment, start: int, stop: int) -> Iter
         targets = yield from _targets(channel, key)
         if targets:
             item = segment.contents[index]
-            _send(channel, targets, key, exchange, routing_key, item, {"routed_queues": routed})
+            copy = _copy(channel, targets, key, exchange, routing_key, item, {"routed_queues": routed})
+            if later is None:
+                _give(channel.vhost, copy)
+            else:
+                later.append(copy)
         yield
 
 
@@ -147,10 +176,10 @@ def _deliver(
 ) -> None:
     if exchange != TRACE:
         more: dict[str, object] = {"redelivered": int(redelivered)}
-        _send(channel, targets, f"deliver.{queue}", exchange, routing_key, item, more)
+        _give(channel.vhost, _copy(channel, targets, f"deliver.{queue}", exchange, routing_key, item, more))
 
 
-def _send(
+def _copy(
     channel: Traced,
     targets: tuple[str, ...],
     key: str,
@@ -158,7 +187,7 @@ def _send(
     routing_key: str,
     item: bytes,
     more: dict[str, object],
-) -> None:
+) -> Copy:
     vhost, client, broker = channel.vhost, channel.connection.client, channel.broker
     payload, body = content.split(item)
     properties = Properties.parse(payload, checked=True)
@@ -179,12 +208,16 @@ def _send(
     small = len(body) + 8 <= FRAME_BYTES_MIN and len(header) + 8 <= FRAME_BYTES_MIN
     attributes = Attributes(False, 0, None, 1, FRAME_BYTES_MIN if small else frame_max)
     head = short_string(TRACE) + short_string(key.encode(errors="surrogateescape")[:SHORT_STRING_MAX])
-    for name in targets:
+    return Copy(targets, framed, head, attributes)
+
+
+def _give(vhost: VHost, copy: Copy) -> None:
+    for name in copy.targets:
         if name not in vhost.queues:
-            # The exchange was deleted while copies waited for their turn.
+            # It was deleted while copies waited for their turn.
             continue
         host = vhost.queues[name].host
-        run = Run(range(1), [framed], head, attributes)
+        run = Run(range(1), [copy.framed], copy.head, copy.attributes)
         if host.counts_bytes:
             run = content.by_overhead(run)[0]
         # Copies have no ids of their own.

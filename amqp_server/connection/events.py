@@ -4,17 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.topology.event_headers import pid
-
 if TYPE_CHECKING:
     from amqp_server.broker.topology.events import Events
     from amqp_server.channel.channel import Channel
     from amqp_server.channel.connection import Consuming
     from amqp_server.connection.served import Served
-
-
-def _pid(session: Served, channel: int = 0) -> str:
-    return pid(session.broker.replication.node, session.number, channel)
 
 
 def _wanted(session: Served) -> Events | None:
@@ -63,7 +57,7 @@ def opened(session: Served) -> None:
     limits = session.limits
     told: dict[str, object] = {
         "type": "network",
-        "pid": _pid(session),
+        "pid": events.pid(session.number),
         "name": client.name,
         **_place(session),
         "user": client.username,
@@ -85,7 +79,7 @@ def closed(session: Served) -> None:
     if events is not None:
         told: dict[str, object] = {
             "name": client.name,
-            "pid": _pid(session),
+            "pid": events.pid(session.number),
             "node": session.broker.replication.node,
             "client_properties": client.properties,
             "user_who_performed_action": client.username,
@@ -97,9 +91,9 @@ def channel_opened(session: Served, channel: Channel) -> None:
     events, client = _wanted(session), session.client
     if events is not None:
         told: dict[str, object] = {
-            "pid": _pid(session, channel.number),
+            "pid": events.pid(session.number, channel.number),
             "name": f"{client.name} ({channel.number})",
-            "connection": _pid(session),
+            "connection": events.pid(session.number),
             "number": channel.number,
             "user": client.username,
             "vhost": channel.vhost.name,
@@ -113,7 +107,8 @@ def channel_closed(session: Served, channel: Channel) -> None:
     if events is not None:
         user = session.client.username
         events.tell(
-            "channel.closed", {"pid": _pid(session, channel.number), "user_who_performed_action": user}
+            "channel.closed",
+            {"pid": events.pid(session.number, channel.number), "user_who_performed_action": user},
         )
 
 
@@ -123,7 +118,7 @@ def consumer(session: Served, channel: int, consumer: Consuming, *, created: boo
         return
     told: dict[str, object] = {
         "consumer_tag": consumer.tag,
-        "channel": _pid(session, channel),
+        "channel": events.pid(session.number, channel),
         "queue": consumer.queue.name,
         "vhost": consumer.queue.vhost.name,
         "user_who_performed_action": session.client.username,

@@ -45,6 +45,8 @@ class SessionState(msgspec.Struct, frozen=True, array_like=True):
     channel_max: int
     heartbeat_s: int
     channels: tuple[ChannelState, ...]
+    #: See Events.began_as.
+    began_as: tuple[str, int]
     #: Bytes that the client has sent and that nobody has handled.
     unread: bytes
 
@@ -91,6 +93,7 @@ def state_of(session: Session, unread: bytes) -> SessionState:
     """Return the state of a quiet session whose client has sent `unread` since."""
     client, limits, vhost = session.client, session.limits, session.vhost
     assert vhost is not None
+    events = session.broker.events
     return SessionState(
         client.name,
         client.peer,
@@ -107,6 +110,7 @@ def state_of(session: Session, unread: bytes) -> SessionState:
         limits.channel_max,
         limits.heartbeat_s,
         tuple(map(_channel_state, session.channels.values())),
+        (session.config.node, session.number) if events is None else events.origin(session.number),
         unread,
     )
 
@@ -137,6 +141,8 @@ def take_over(session: Session, state: SessionState) -> None:
     client.mechanism = state.mechanism
     client.properties, client.capabilities = state.properties, state.capabilities
     session.tuned(state.frame_max, state.channel_max, state.heartbeat_s)
+    if broker.events is not None:
+        broker.events.began_as[session.number] = state.began_as
     session.arrived()
     for told in state.channels:
         channel = Channel(session, vhost, told.number)

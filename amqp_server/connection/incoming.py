@@ -60,8 +60,14 @@ TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACK = b"\x00\x3c\x00\x50"
-#: basic.publish, ack, reject and nack.
-_PASS_WHILE_BLOCKED = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
+#: basic.publish, ack, reject and nack; connection.update-secret, as an alarm may outlast a token.
+_PASS_WHILE_BLOCKED = (
+    _PUBLISH,
+    _ACK,
+    b"\x00\x3c\x00\x5a",
+    b"\x00\x3c\x00\x78",
+    b"\x00\x0a\x00\x46",
+)
 
 
 class Incoming:
@@ -774,8 +780,8 @@ class Incoming:
         return missing
 
     def _must_wait(self, data: bytes, pos: int) -> bool:
-        """While publishes are held back, only acks, heartbeats and content pass: other methods would overtake
-        them.
+        """While publishes are held back, only acks, heartbeats, content and new tokens pass: other methods
+        would overtake them. Publishes that are held back were permitted when they came.
         """
         return data[pos + 7 : pos + 11] not in _PASS_WHILE_BLOCKED
 

@@ -822,6 +822,8 @@ class Session:
         if self.client.grant is not None:
             self.broker.access.permissions.drop_grant(self.client.access)
         self._add_up()
+        if self.broker.events is not None:
+            self.broker.events.began_as.pop(self.number, None)
         queues, self.exclusive_queues = self.exclusive_queues, {}
         self.broker.orphaned_queues.add(queues)
         self.incoming.clear()

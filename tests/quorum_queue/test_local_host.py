@@ -8,6 +8,8 @@ from random import Random
 
 import pytest
 
+from amqp_server.broker.declared.arguments import parse_queue_arguments
+from amqp_server.broker.declared.settings import effective_settings
 from persistence.journal import Journal
 from quorum_queue import paging
 from quorum_queue.local_host import LocalHost
@@ -386,6 +388,50 @@ def test_dead_letters_leave_at_once_or_when_they_are_taken() -> None:
     assert records(node) == []
     assert node.services.memory.used == host.resident_bytes == 0
     assert host.machine.dead_lettering == {}
+
+
+AT_LEAST_ONCE: dict[str, object] = {
+    "x-queue-type": "quorum",
+    "x-dead-letter-exchange": "",
+    "x-dead-letter-strategy": "at-least-once",
+    "x-overflow": "reject-publish",
+    "x-delivery-limit": 1,
+}
+
+
+def test_dead_letters_are_still_held_after_a_crash() -> None:
+    node = QueueNode()
+    parsed = parse_queue_arguments("q", "/", AT_LEAST_ONCE, durable=True, exclusive=False, auto_delete=False)
+    host = node.host(effective_settings(parsed), journalled=True)
+    node.letters.takes = False
+    receiver, contents = attach(host, prefetch=4), numbered(1, 8, 10)
+    publish(host, contents)
+    # The second and the fourth are rejected, the third comes back too often, and the first is still with the
+    # consumer.
+    host.submit(("discard", "c", 1, 1), ("discard", "c", 3, 3))
+    for _ in range(2):
+        delivery = max(delivery for delivery, content, _ in receiver.received if content == contents[2])
+        host.submit(("fail", "c", delivery, delivery))
+    node.commit()
+    dead = {2: "rejected", 3: "delivery_limit", 4: "rejected"}
+    assert {seq: reason for seq, (_, reason) in host.machine.dead_lettering.items()} == dead
+    for _ in range(2):
+        host = node.crash(AT_LEAST_ONCE)
+        held = host.machine.dead_lettering
+        assert {seq: reason for seq, (_, reason) in held.items()} == dead
+        assert [seq for run in host.machine.ready.runs() for seq in run.seqs] == [1, 5, 6, 7, 8]
+        assert host.machine.held_bytes == sum(run.counted_bytes for run, _ in held.values()) > 0
+    node.letters.takes = True
+    node.clock.now_ms = 1_000
+    node.wakes.run(1_000)
+    assert sorted(node.letters.taken) == [
+        (content, dead[number]) for number, content in enumerate(numbered(2, 4, 10), 2)
+    ]
+    node.commit()
+    assert host.machine.dead_lettering == {}
+    # Nothing is left of them.
+    host = node.crash(AT_LEAST_ONCE)
+    assert (host.ready_count, len(host.machine.dead_lettering)) == (5, 0)
 
 
 def test_a_dead_letter_that_is_paged_out_is_sent_whole() -> None:

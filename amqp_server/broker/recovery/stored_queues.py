@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from amqp_server.broker.declared.records import QueueRecord
 from quorum_queue.journals import deduplication_journal, parts_journal
-from quorum_queue.journals.notes import decode_note, mark_of
+from quorum_queue.journals.notes import Note, deaths_in, decode_note, mark_of
 from quorum_queue.local_host import NodeServices
 from quorum_queue.machine import codec
 from quorum_queue.machine.machine import Machine
@@ -89,6 +89,7 @@ def fill(
     statuses = status_journal.Stored()
     least = 1 if machine.settings.delivery_limit is not None or machine.settings.keeps_all else 0
     parts: list[RecoveredRecord] = []
+    deaths = deaths_in(recovered.annotations) if settings.dead_letter else {}
     for entry in recovered.records:
         if entry.first_seq >= status_journal.FIRST_POSITION:
             _restore_status(machine, statuses, record, entry)
@@ -114,7 +115,10 @@ def fill(
                 error,
             )
             continue
-        for part in _parts(runs, entry.settled, machine.ready):
+        for whole in _parts(runs, entry.settled, machine.ready):
+            part = _living(machine, whole, deaths) if deaths else whole
+            if part is None:
+                continue
             if part.waits_until and _waits(machine, part, recovered.annotations, now_ms):
                 continue
             level = mark_of(part.attributes.priority, len(marks), strict=settings.strict)
@@ -189,6 +193,20 @@ def _restore_names(machine: Machine, record: QueueRecord, entry: RecoveredRecord
         logger.error(
             "queue '%s' lost the deduplication names of %d messages: %s", record.name, entry.count, error
         )
+
+
+def _living(machine: Machine, run: Run, deaths: dict[int, Note]) -> Run | None:
+    """Let the queue hold the dead letters among these messages, as it did; return the others, if any."""
+    living = bytearray([seq not in deaths for seq in run.seqs])
+    if all(living):
+        return run
+    for index, (seq, lives) in enumerate(zip(run.seqs, living, strict=True)):
+        note = deaths.get(seq)
+        if not lives and note is not None and note.dead is not None:
+            letter = run.part(index, index + 1)
+            letter.attempts, letter.acquired, letter.redelivered = note.attempts, note.acquired, True
+            machine.hold_letter(letter, note.dead)
+    return run.where(living) if any(living) else None
 
 
 def _give_back(

@@ -43,7 +43,9 @@ def of_binding(binding: Binding) -> dict[str, object]:
     }
 
 
-def of_queue(record: QueueRecord, type: str, arguments: Mapping[str, object]) -> dict[str, object]:
+def of_queue(
+    record: QueueRecord, type: str, arguments: Mapping[str, object], owner_pid: str
+) -> dict[str, object]:
     """`type` is the queue's type, and `arguments` are those of the record."""
     return {
         "name": record.name,
@@ -51,7 +53,7 @@ def of_queue(record: QueueRecord, type: str, arguments: Mapping[str, object]) ->
         "durable": record.durable,
         "auto_delete": record.auto_delete,
         "exclusive": record.exclusive,
-        "owner_pid": pid(record.node, record.owner) if record.exclusive else "",
+        "owner_pid": owner_pid,
         "arguments": dict(arguments),
     }
 

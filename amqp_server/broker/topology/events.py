@@ -17,6 +17,7 @@ from contextvars import ContextVar
 from typing import Final, Protocol
 
 from amqp_server.broker.alarms import Alarms
+from amqp_server.broker.topology.event_headers import pid
 from amqp_server.turn import Turn
 from amqp_server.wire import content, tables
 from amqp_server.wire.content import Properties
@@ -80,6 +81,9 @@ class Events:
         #: The user whose change is being applied; None: another node has proposed it, and publishes the
         #: event.
         self.user: str | None = None
+        #: Sessions of this process, by number, that began in another one of the node: with which name of the
+        #: process, and which number.
+        self.began_as: dict[int, tuple[str, int]] = {}
         self._waiting: deque[tuple[str, str, Mapping[str, object], int]] = deque()
         #: The walk that finds the route of the first waiting one.
         self._walk: Walk | None = None
@@ -97,6 +101,16 @@ class Events:
         """Return whether anything is bound to this exchange."""
         vhost = self._vhosts.get(self.vhost)
         return vhost is not None and vhost.router.in_use(exchange)
+
+    def origin(self, session: int) -> tuple[str, int]:
+        """Return the process in which a session of this one began, and its number there."""
+        return self.began_as.get(session) or (self._node, session)
+
+    def pid(self, session: int, channel: int = 0) -> str:
+        """Return the pid in all events of a session, or of its channel: it stays when a connection goes to
+        another process of the node.
+        """
+        return pid(*self.origin(session), channel)
 
     def changed(self, key: str, headers: Mapping[str, object]) -> None:
         """Publish an event for a change of the topology that is being

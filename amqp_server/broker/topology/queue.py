@@ -169,7 +169,10 @@ class Queue:
             parts.changed()
 
     def event_headers(self) -> dict[str, object]:
-        return of_queue(self.record, self.type.name, self.arguments)
+        # The node that tells of a queue has its owner.
+        events, record = self.vhost.parts.events, self.record
+        owner_pid = events.pid(record.owner) if events is not None and record.exclusive else ""
+        return of_queue(record, self.type.name, self.arguments, owner_pid)
 
     def owned_by(self, session_number: int) -> bool:
         """True if this is an exclusive queue of the session with this number on this node."""

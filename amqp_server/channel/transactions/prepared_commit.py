@@ -11,13 +11,14 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from amqp_server.channel.publish import begin_publish, hand_over
-from amqp_server.channel.tracing import trace_publish
+from amqp_server.channel.tracing import Copy, give_copies, trace_publish
 from amqp_server.channel.transactions.tx import PART_MESSAGES_MAX, PARTS_AT_ONCE, LargeEnd, Transaction
 from amqp_server.channel.unacked import Piece
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import ALL, MAJORITY
 from quorum_queue.machine.parts import FULL, INCOMPLETE, LATE, PAUSED, READY, TransactionId
 from quorum_queue.ports import Preparing, Recipient, Refused
+from quorum_queue.steps import in_steps
 
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
@@ -99,6 +100,8 @@ class PreparedCommit:
         self._takers: dict[Recipient, PartTaker] = {}
         #: Steps that hand messages to clients that wait for direct replies.
         self._replies: list[Callable[[], object]] = []
+        #: For the firehose, if the transaction is committed.
+        self._copies: list[Copy] = []
         self._settlements: list[tuple[str, list[Piece]]] = []
         #: These make room for further deliveries, and nothing more.
         self._acks_of_streams: list[tuple[Any, Any]] = []
@@ -134,7 +137,7 @@ class PreparedCommit:
             targets, _, _, size = begin_publish(segment, transaction.origin)
             transaction.origin.take_answers()
             if channel.vhost.tracing:
-                yield from trace_publish(channel, segment) or ()
+                yield from trace_publish(channel, segment, self._copies) or ()
             takers = [self._taker_of(each.host, each.delays) for each in targets if each.host.is_queue]
             replies = [target for target in targets if not target.host.is_queue]
             if replies:
@@ -254,6 +257,9 @@ class PreparedCommit:
             host.submit(command)
         for reply in self._replies:
             reply()
+        if self._copies:
+            copies = give_copies(self._channel.vhost, self._copies)
+            in_steps(self._channel.broker.turn, copies, "copies for the firehose could not be made")
         self._done()
 
     def _roll_back(self) -> None:

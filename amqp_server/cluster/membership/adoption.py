@@ -209,7 +209,7 @@ class Adoption:
         largest = ENTRY_BYTES_MAX - HEAD_BYTES
         size = 0
         for record, machine in moving:
-            for run in (*machine.ready.runs(), *machine.delayed.runs()):
+            for run in _runs_of(machine):
                 size += run.size
                 if max(sizes_of(run)) > largest:
                     raise ClusterError(
@@ -379,6 +379,14 @@ class Adoption:
         )
 
 
+def _runs_of(machine: Machine) -> Iterator[Run]:
+    """Yield all messages: those that are ready, those that wait, and dead letters that the queue holds."""
+    yield from machine.ready.runs()
+    yield from machine.delayed.runs()
+    for letter, _ in machine.dead_lettering.values():
+        yield letter
+
+
 class _Copy:
     """One queue's messages, from the journal into entries."""
 
@@ -411,7 +419,7 @@ class _Copy:
 
     def steps(self) -> Iterator[None]:
         machine = self.replica.machine
-        runs = [part for run in (*machine.ready.runs(), *machine.delayed.runs()) for part in run.cut()]
+        runs = [part for run in _runs_of(machine) for part in run.cut()]
         runs.sort(key=lambda run: run.seqs.start)
         lost: dict[int, None] = {}
         for run in runs:

@@ -42,6 +42,8 @@ COUNT_MAX, COUNT = 1_000, 10
 LOOK_BYTES = 1 << 20
 #: Payloads are cut to so many bytes unless the request says otherwise, and to so many at most.
 TRUNCATE, TRUNCATE_MAX = 50_000, 1 << 20
+#: A stream has no message behind this time, s since 1970. Python has no times behind the year 9999.
+LATEST_S = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
 #: Header with the place of a delivered message in its stream.
 OFFSET = b"x-stream-offset"
 #: An empty table.
@@ -227,7 +229,7 @@ async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message
     start: object = int(after) + 1 if after else "first"
     since = since_ms(asked, call.broker.clock.wall_ms())
     if since is not None and not after:
-        start = datetime.fromtimestamp(max(since // 1000, 0), UTC)
+        start = _start_since(call, since)
     found = await read_stream(
         call.broker, queue.vhost.name, queue.name, {"x-stream-offset": start}, count, takes, call.slices.rest
     )
@@ -242,6 +244,13 @@ async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message
         )
         for each in found
     ]
+
+
+def _start_since(call: Call, since: int) -> datetime:
+    """Return a time of the wall clock by the clock of the messages, which does not follow it."""
+    clock, queue_time = call.broker.clock, call.broker.services.queue_time
+    at_s = (since + queue_time.now_ms() - clock.wall_ms()) // 1000
+    return datetime.fromtimestamp(min(max(at_s, 0), LATEST_S), UTC)
 
 
 def _itself(properties: content.Properties) -> content.Properties:

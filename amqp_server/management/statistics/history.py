@@ -30,7 +30,10 @@ class Range(NamedTuple):
 
 
 class Timeline:
-    """The times of samples. Tick t is at index t modulo `length`, here and in each Series."""
+    """The times of samples. Tick t is at index t modulo `length`, here and in each Series.
+
+    Times are those of the monotonic clock, so that no rate changes when the wall clock is set.
+    """
 
     def __init__(self, age_s: int, incr_s: float) -> None:
         self.age_s = age_s
@@ -39,10 +42,14 @@ class Timeline:
         self._times_ms = array("q", bytes(8 * self.length))
         #: The last tick, -1 before the first.
         self.tick = -1
+        #: How far the wall clock was ahead of the monotonic one at the last tick.
+        self._ahead_ms = 0
 
-    def advance(self, now_ms: int) -> None:
+    def advance(self, now_ms: int, ahead_ms: int = 0) -> None:
+        """A sample is taken. `ahead_ms`: how far the wall clock is ahead of the clock of `now_ms`."""
         self.tick += 1
         self._times_ms[self.tick % self.length] = now_ms
+        self._ahead_ms = ahead_ms
 
     def due(self, now_ms: int) -> bool:
         """True if a new step has begun."""
@@ -53,22 +60,25 @@ class Timeline:
         return self._times_ms[tick % self.length]
 
     def places(self, asked: Range) -> list[tuple[int, int]]:
-        """Return (timestamp in ms, tick), the newest first; tick -1 for times before the first."""
+        """Return (timestamp in ms, tick), the newest first; tick -1 for times before the first. Timestamps
+        are of the wall clock.
+        """
         if self.tick < 0:
             return []
         incr_s = max(asked.incr_s, self.incr_s)
         count = int(min(asked.age_s, self.age_s) / incr_s) + 1
         step_ms = int(incr_s * 1000)
-        newest = self.time_ms(self.tick) // step_ms * step_ms
+        ahead_ms = self._ahead_ms
+        newest = (self.time_ms(self.tick) + ahead_ms) // step_ms * step_ms
         oldest_tick = max(0, self.tick - self.length + 1)
         found: list[tuple[int, int]] = []
         tick = self.tick
         for index in range(count):
             stamp = newest - index * step_ms
             # The sample that belongs to a time was taken within the step that begins there.
-            while tick > oldest_tick and self.time_ms(tick) >= stamp + step_ms:
+            while tick > oldest_tick and self.time_ms(tick) + ahead_ms >= stamp + step_ms:
                 tick -= 1
-            found.append((stamp, tick if self.time_ms(tick) < stamp + step_ms else -1))
+            found.append((stamp, tick if self.time_ms(tick) + ahead_ms < stamp + step_ms else -1))
         return found
 
 
@@ -255,12 +265,13 @@ class Totals:
         #: Values of the last sample.
         self.values: tuple[int, ...] = (0,) * width
 
-    def record(self, now_ms: int, values: tuple[int, ...]) -> None:
+    def record(self, now_ms: int, values: tuple[int, ...], ahead_ms: int = 0) -> None:
+        """See Timeline.advance."""
         self.values = values
         for index, timeline in enumerate(self._timelines):
             if index and not timeline.due(now_ms):
                 continue
-            timeline.advance(now_ms)
+            timeline.advance(now_ms, ahead_ms)
             if index == len(self._series):
                 self._series.append(Series(timeline, self._width))
             self._series[index].record(values)

@@ -135,10 +135,12 @@ class Sampler:
 
     async def sample(self, rest: Rest = trio.lowlevel.checkpoint) -> None:
         """Sample all objects once; `rest` is called between two short steps."""
-        now_ms = int(time.time() * 1000)
+        clock = self._broker.clock
+        now_ms = clock.monotonic_ms()
+        ahead_ms = clock.wall_ms() - now_ms
         self.took_s = 0.0
         histories = self.histories
-        histories.timeline.advance(now_ms)
+        histories.timeline.advance(now_ms, ahead_ms)
         # Closed objects are read first, so that an object that closes during the sample counts once and not
         # twice.
         sums = {name: self._ended_of(name) for name in list(self._broker.vhosts)}
@@ -158,7 +160,7 @@ class Sampler:
         node.add(len(NODE_FIELDS) - len(CHURN) - len(FIGURES), ended.churn())
         node.add(len(NODE_FIELDS) - len(FIGURES), self.figures())
         stop = len(NODE_FIELDS) - len(FIGURES)
-        self.node.record(now_ms, _risen(self.node.values, node.values, len(LENGTHS), stop))
+        self.node.record(now_ms, _risen(self.node.values, node.values, len(LENGTHS), stop), ahead_ms)
 
     def _ended_of(self, name: str) -> Sum:
         vhost, sum_ = self._broker.vhosts[name], Sum(len(VHOST_FIELDS))

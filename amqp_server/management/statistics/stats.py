@@ -228,7 +228,9 @@ _DELIVERED_FIELDS = [QUEUE_FIELDS.index(name) for name in DELIVERED]
 
 
 def merged(rows: Iterable[Row]) -> Row:
-    """Add up the counts of several nodes. Samples are added if they are of the same time."""
+    """Add up the counts of several nodes. Samples are added if they have the same age: nodes do not take
+    theirs at the same time, and their clocks may differ.
+    """
     total: Row = {}
     for row in rows:
         for name, value in row.items():
@@ -245,11 +247,18 @@ def merged(rows: Iterable[Row]) -> Row:
 
 
 def _samples(one: list[Row], other: list[Row]) -> list[Row]:
-    found = {each["timestamp"]: each["sample"] for each in other}
-    return [
-        {"sample": each["sample"] + found.get(each["timestamp"], 0), "timestamp": each["timestamp"]}
-        for each in one
-    ]
+    """Add the samples of another node, the newest first in both. The timestamps are those of `one`."""
+    if not one or not other:
+        return one or other
+    newest, newest_other = one[0]["timestamp"], other[0]["timestamp"]
+    found: list[Row] = []
+    at = 0
+    for each in one:
+        age_ms = newest - each["timestamp"]
+        while at + 1 < len(other) and newest_other - other[at + 1]["timestamp"] <= age_ms:
+            at += 1
+        found.append({"sample": each["sample"] + other[at]["sample"], "timestamp": each["timestamp"]})
+    return found
 
 
 __all__ = ["Range", "Stats", "merged"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 import shutil
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,14 @@ def fill(channel: BlockingChannel) -> None:
     assert take(channel, "numbers", 10) == NUMBERS[:10]
     rejected, _, _ = channel.basic_get("numbers")
     channel.basic_nack(rejected.delivery_tag, requeue=False)
+    # So is this one, and the queue holds it until somebody takes it.
+    until = {"x-dead-letter-exchange": "takers", "x-dead-letter-strategy": "at-least-once"}
+    channel.queue_declare(
+        "holding", durable=True, arguments=QUORUM | until | {"x-overflow": "reject-publish"}
+    )
+    publish(channel, "holding", b"bad", b"good")
+    rejected, _, _ = channel.basic_get("holding")
+    channel.basic_nack(rejected.delivery_tag, requeue=False)
     # One message came back three times…
     for _ in range(3):
         returned, _, _ = channel.basic_get("numbers")
@@ -122,7 +131,7 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
         # A client uses this queue before it has come to this node.
         assert take(channel, "busy", 5) == NUMBERS[:5]
         publish(channel, "busy", b"more")
-    for queue in ("numbers", "graves", "once", "brief", "busy"):
+    for queue in ("numbers", "graves", "once", "brief", "busy", "holding"):
         empty.equal(queue, *NAMES)
     assert set(empty.queue("n1", "single")["placed"]) == {"n1"}
     wait_until("leaders are spread", lambda: len({row["leader"] for row in queues(empty)}) == 3)
@@ -142,6 +151,13 @@ def test_one_node_becomes_three(empty: Ring, alone: Node) -> None:
         assert body == NUMBERS[10]
         assert (headers["x-death"][0]["queue"], headers["x-death"][0]["reason"]) == ("numbers", "rejected")
         assert take(channel, "brief", 2) == [b"still good", b"due"]
+        channel.queue_declare("taker", durable=True, arguments=QUORUM)
+        channel.exchange_declare("takers", "fanout", durable=True)
+        channel.queue_bind("taker", "takers")
+        taker = partial(channel.queue_declare, "taker", passive=True)
+        wait_until("a dead letter that was held comes", lambda: taker().method.message_count == 1)
+        assert take(channel, "taker", 1) == [b"bad"]
+        assert take(channel, "holding", 1) == [b"good"]
         assert channel.queue_declare("numbers", passive=True).method.message_count == 0
         assert take(channel, "busy", 6) == [*NUMBERS[5:10], b"more"]
         publish(channel, "numbers", b"new")

@@ -49,11 +49,11 @@ def begun(places: tuple[str, str], *, moved: int = 1) -> tuple[Scene, Client, li
     return scene, client, list(scene.messages.by_body)[known:]
 
 
-def left(scene: Scene, name: str) -> int:
-    reader = scene.client("c")
+def left(scene: Scene, name: str, at: str = "c") -> int:
+    reader = scene.client(at)
     reader.declare(name)
     scene.wait_for(reader)
-    host = scene.nodes["c"].broker.vhosts["/"].queues[name].host
+    host = scene.nodes[at].broker.vhosts["/"].queues[name].host
     return host.ready_count
 
 
@@ -93,6 +93,38 @@ def test_a_message_that_cannot_be_published_is_not_acked(
     scene.connect_all()
     scene.settle()
     assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 0)
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["small", "large"])
+def test_the_firehose_has_only_what_is_committed(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if not whole:
+        monkeypatch.setattr(tx, "WHOLE_PARTS_MAX", 0)
+    scene, client, _ = begun(("a", "c"), moved=2)
+    reader = scene.client("b")
+    reader.declare("classic/tap")
+    scene.wait_for(reader)
+    bound = commands.Queue.Bind(queue="classic/tap", exchange="amq.rabbitmq.trace", routing_key="publish.#")
+    reader.ask("bind", "classic/tap", bound)
+    scene.wait_for(reader)
+    scene.nodes["b"].broker.vhosts["/"].tracing = True
+    scene.crash(scene.nodes["c"])
+    scene.ticks(10)
+    client.commit()
+    scene.wait(lambda: bool(client.refusals))
+    scene.settle()
+    assert left(scene, "classic/tap", "b") == 0
+    scene.start(scene.nodes["c"])
+    scene.doubt_all()
+    scene.connect_all()
+    scene.settle()
+    again = scene.new_client(scene.nodes["b"], transactional=True)
+    scene.settle()
+    again.publish("quorum/2", 3)
+    again.commit()
+    scene.wait_for(again)
+    scene.settle()
+    assert again.refusals == []
+    assert (left(scene, "quorum/2"), left(scene, "classic/tap", "b")) == (3, 3)
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["small", "large"])

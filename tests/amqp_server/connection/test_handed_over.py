@@ -12,14 +12,18 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from typing import Any
 
 import msgspec
 import pytest
 from pamqp import base, commands
 
+from amqp_server.broker.dead_letter import parse_head
 from amqp_server.connection.handed_over import decode, encode, is_quiet, state_of, take_over
 from amqp_server.connection.sockets.client_wire import ClientWire
 from amqp_server.connection.sockets.transport import Transport
+from amqp_server.wire import content
+from quorum_queue.local_host import LocalHost
 
 from ..wire.published import message, method
 from .test_poller import Client, PolledNode
@@ -205,6 +209,45 @@ def test_it_stays_while_it_holds_something(node: PolledNode) -> None:
     stays(commands.Basic.Consume(queue="amq.rabbitmq.reply-to", consumer_tag="r", no_ack=True))
     client.call(commands.Basic.Cancel("r"))
     stays(commands.Tx.Select())
+
+
+def test_its_events_have_the_pids_with_which_it_began() -> None:
+    node = PolledNode(event_exchange_vhost="/")
+    node.broker.access.users.put("guest", "")
+    tap = node.client("tap")
+    tap.call(commands.Queue.Declare(queue="tap"))
+    tap.call(commands.Queue.Bind(queue="tap", exchange="amq.rabbitmq.event", routing_key="#"))
+    client = node.client("1:1 -> 2:2")
+    session = client.transport.session
+    session.opened()
+    movers = client.transport.affinity = Movers(node, True)
+    client.send(method(2, commands.Channel.Open()))
+    node.settle()
+    assert movers.count == 1
+    client.call(commands.Queue.Declare(queue="own", exclusive=True))
+    client.call(commands.Basic.Consume(queue="own", consumer_tag="c"))
+    client.sock.close()
+    node.settle()
+    told: dict[str, list[Any]] = {}
+    host = node.broker.vhost("/").queues["tap"].host
+    assert isinstance(host, LocalHost)
+    for run in host.machine.ready.runs():
+        for index, item in enumerate(run.contents or ()):
+            _, key = parse_head(run.head_of(index))
+            payload, _ = content.split(item)
+            told.setdefault(key, []).append(content.Properties.parse(payload).headers)
+    connection, one, two = (f"<{node.config.node}.{session.number}.{channel}>" for channel in range(3))
+    assert [each["pid"] for each in told["connection.created"]] == [connection]
+    assert [each["pid"] for each in told["connection.closed"]] == [connection]
+    assert [(each["pid"], each["connection"]) for each in told["channel.created"]] == [(two, connection)]
+    assert [each["pid"] for each in told["channel.closed"]] == [one, two]
+    assert [each["owner_pid"] for each in told["queue.created"]] == [connection]
+    assert [each["channel"] for each in told["consumer.created"]] == [one]
+    # Nothing is kept of a session that has ended.
+    assert node.broker.events is not None and node.broker.events.began_as == {}
+    node.poller.end_all(node.transports)
+    node.poller.close()
+    tap.sock.close()
 
 
 @pytest.mark.parametrize("what", ["user", "vhost"])

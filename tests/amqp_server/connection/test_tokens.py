@@ -394,6 +394,35 @@ async def test_renewed_and_expired(tmp_path: Path, issuer: Issuer, caplog: pytes
         assert "token refused: it is too long" in caplog.text
 
 
+async def test_a_blocked_publisher_renews_its_token(tmp_path: Path, issuer: Issuer) -> None:
+    """An alarm may last for longer than a token."""
+    async with (
+        served(tmp_path, **issuer.options) as node,
+        logged_in(node, issuer.token(exp=time.time() + 2)) as client,
+    ):
+        await client.ask(1, commands.Queue.Declare(queue="q"), commands.Queue.DeclareOk)
+        node.broker.alarms.set("memory", True)
+        await client.send(message(routing_key="q", body=b"held back").encode(1))
+        await client.wait_for(commands.Connection.Blocked)
+        # The publish was permitted when it came.
+        renewed = commands.Connection.UpdateSecret(issuer.token("mqd.read:*/*"), "renewal")
+        await client.ask(0, renewed, commands.Connection.UpdateSecretOk)
+        (session,) = node.broker.sessions
+        session.check_grant(int(time.time() * 1000) + 10_000)  # type: ignore[attr-defined]
+        assert ready_counts(node) == {"q": 0}
+        # Other methods wait until the alarm is over, and then have the new permissions.
+        declare = commands.Queue.Declare(queue="new")
+        await client.send(frame.marshal(declare, 1))
+        node.broker.alarms.set("memory", False)
+        await client.wait_for(commands.Connection.Unblocked)
+        assert (await client.wait_for(commands.Channel.Close)).reply_code == 403
+        await until(lambda: ready_counts(node) == {"q": 1})
+
+
+def ready_counts(node: Node) -> dict[str, int]:
+    return {name: queue.host.ready_count for name, queue in node.broker.vhost("/").queues.items()}
+
+
 async def test_a_new_token_without_a_permission_ends_the_consumers_that_need_it(
     tmp_path: Path, issuer: Issuer
 ) -> None:

@@ -189,11 +189,11 @@ async def connect(parts: ManagedParts) -> AsyncIterator[Connect]:
 @pytest.fixture
 def sampler(node: ManagedNode, monkeypatch: pytest.MonkeyPatch) -> Sampler:
     """Each sample is five seconds after the one before."""
-    now = [1_700_000_000.0]
+    sample = node.sampler.sample
 
-    def tick() -> float:
-        now[0] += 5.0
-        return now[0]
+    async def later() -> None:
+        node.clock.now_ms += 5_000
+        await sample()
 
-    monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", tick)
+    monkeypatch.setattr(node.sampler, "sample", later)
     return node.sampler

@@ -202,18 +202,15 @@ async def test_a_queue_is_told_by_its_own_node_and_counted_by_all(two: Two, ask:
 RATE = "message_stats.publish_details.rate"
 
 
-async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
+async def busy_queues(two: Two) -> None:
     """Make 20 queues on two nodes; each has got more messages than the one before, and one of them from
     clients of both nodes.
     """
-    now = iter(range(1_700_000_000, 1_800_000_000, 5))
-    samplers = [node.sampler for node in two.nodes.values()]
 
     async def sample() -> None:
-        tick = next(now)
-        monkeypatch.setattr("amqp_server.management.statistics.sampler.time.time", lambda: tick)
-        for sampler in samplers:
-            await sampler.sample()
+        for node in two.nodes.values():
+            node.clock.now_ms += 5_000
+            await node.sampler.sample()
 
     for number in range(20):
         two.declare(f"q{number:02}", "n2" if number % 2 else "n1")
@@ -241,7 +238,7 @@ async def busy_queues(two: Two, monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_a_page_of_queues_of_all_nodes(
     two: Two, ask: Ask, monkeypatch: pytest.MonkeyPatch, sort: str, first: list[str], earlier: bool
 ) -> None:
-    await busy_queues(two, monkeypatch)
+    await busy_queues(two)
     if earlier:
         monkeypatch.setattr("amqp_server.management.request.other_nodes.Question", EarlierQuestion)
     made: list[str] = []
@@ -430,3 +427,19 @@ async def test_logins_of_each_node(two: Two, ask: Ask) -> None:
     assert (await ask("n1").delete("auth/attempts/n2")).status_code == 204
     _, http = (await ask("n1").get("auth/attempts/n2")).json()
     assert http["auth_attempts"] == 0
+
+
+async def test_samples_of_nodes_are_added_by_their_ages(two: Two, ask: Ask) -> None:
+    """The nodes do not take their samples at the same moment, and one clock is an hour behind."""
+    two.declare("q", "n1")
+    two.nodes["n2"].clock.shift_ms -= 3_600_000 + 3_000
+    for _ in range(3):
+        for node, peer in two.peers.items():
+            peer.send(*(published(1, "", "q", b"x") for _ in range(5)))
+            two.nodes[node].clock.now_ms += 5_000
+            await two.nodes[node].sampler.sample()
+    told = (await ask("n1").get("overview?msg_rates_age=10&msg_rates_incr=5")).json()
+    details = told["message_stats"]["publish_details"]
+    assert [each["sample"] for each in details["samples"]] == [30, 20, 10]
+    newest = details["samples"][0]["timestamp"]
+    assert 0 <= two.nodes["n1"].clock.wall_ms() - newest < 5_000

@@ -168,6 +168,25 @@ async def test_rates(connect: Connect, peer: Peer, sampler: Sampler) -> None:
     assert told["messages_details"] == {"rate": 2.0}
 
 
+@pytest.mark.parametrize("hours", [1, -1])
+async def test_setting_the_wall_clock_changes_no_rate(
+    connect: Connect, peer: Peer, sampler: Sampler, hours: int
+) -> None:
+    for count in (5, 10, 10):
+        publish(peer, count)
+        await sampler.sample()
+        peer.node.clock.shift_ms += hours * 3_600_000
+    for path in ("queues/%2F/q", CHANNEL, "vhosts/%2F", "overview"):
+        told = (await connect("admin").get(f"{path}?msg_rates_age=10&msg_rates_incr=5")).json()
+        details = told["message_stats"]["publish_details"]
+        assert (details["rate"], details["avg_rate"]) == (2.0, 2.0), path
+        # The samples are shown by the clock of today.
+        stamps = [each["timestamp"] for each in details["samples"]]
+        assert [stamps[0] - stamp for stamp in stamps] == [0, 5_000, 10_000], path
+        now_ms = peer.node.clock.wall_ms() - hours * 3_600_000
+        assert 0 <= now_ms - stamps[0] < 5_000, path
+
+
 async def test_what_rests_has_a_rate_of_zero(connect: Connect, peer: Peer, sampler: Sampler) -> None:
     for count in (5, 0, 0):
         publish(peer, count)
