@@ -479,7 +479,9 @@ class Administration:
     async def _propose(self, proposal: Proposal) -> None:
         await self._told(self._cluster.replication.submit, proposal)
 
-    async def _told(self, submit: Callable[[Any, Done | None], None], proposal: Operation | Proposal) -> None:
+    async def _told(
+        self, submit: Callable[[Any, Done | None], object], proposal: Operation | Proposal
+    ) -> None:
         """Make a change, and wait for it. Raises Unavailable."""
         answers: list[Result | Refused] = []
         done = trio.Event()

@@ -355,8 +355,8 @@ class ClusterNode:
     def decided(self, decisions: tuple[Decision, ...], *, own: bool) -> None:
         self.transactions.decided(decisions, own=own)
 
-    def decisions_restored(self) -> None:
-        self.transactions.came_by_snapshot()
+    def decisions_restored(self, last_own: int) -> None:
+        self.transactions.came_by_snapshot(last_own)
 
     def _is_up(self, node: str) -> bool:
         return node == self.node or node in self.mesh.connected()
@@ -689,7 +689,7 @@ class ClusterNode:
         """Wait until a proposal of this node has been applied here."""
         await self._until_applied(partial(self.replication.submit, Mark()))
 
-    async def _until_applied(self, propose: Callable[[Done], None]) -> None:
+    async def _until_applied(self, propose: Callable[[Done], object]) -> None:
         """Propose something until it has been applied here, and by all nodes in reach."""
         while True:
             done = trio.Event()

@@ -70,12 +70,12 @@ class ClusterReplication:
     def propose(self, operation: Operation, done: Done | None = None) -> None:
         self.submit(Change(operations.encode(operation)), done)
 
-    def submit(self, proposal: Proposal, done: Done | None = None) -> None:
-        """Propose a change; see `propose`."""
+    def submit(self, proposal: Proposal, done: Done | None = None) -> int:
+        """Propose a change; see `propose`. Return the number of its batch, 0 before the start."""
         group, catalog = self.group, self._catalog
         if group is None or catalog is None:
             self._before_start.append((proposal, done))
-            return
+            return 0
         number = group.next_number
         if self.user != INTERNAL:
             catalog.users[number] = self.user
@@ -83,6 +83,7 @@ class ClusterReplication:
             catalog.wait(number, done)
             self._waiting.append(_Waiting(self._clock.monotonic_ms() + self._timeout_ms, number, done))
         group.submit(catalog.batch(number, proposal))
+        return number
 
     def catch_up(self, done: Callable[[bool], None]) -> None:
         if self.group is None:

@@ -178,8 +178,10 @@ class Listener(Protocol):
     def decided(self, decisions: tuple[Decision, ...], *, own: bool) -> None:
         """Decisions about transactions were applied, proposed by this node if `own`."""
 
-    def decisions_restored(self) -> None:
-        """The decisions of a snapshot replaced those that were known."""
+    def decisions_restored(self, last_own: int) -> None:
+        """The decisions of a snapshot replaced those that were known. It has the batches of this node until
+        that number.
+        """
 
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
         """Call back when all reachable nodes have applied this index."""
@@ -542,7 +544,7 @@ class Catalog:
         for number in [number for number in self._waiting if number <= last_own]:
             self._waiting.pop(number)(UNSEEN)
         removed, self._removed = self._removed, []
-        self._listener.decisions_restored()
+        self._listener.decisions_restored(last_own)
         self._listener.nodes_changed(removed)
         self._listener.applied()
 

@@ -351,6 +351,12 @@ class Group:
         for flight in self.flights:
             self._send(flight)
 
+    def link_changed(self, peer: str) -> None:
+        """Flights to this peer may be lost, also if it is the leader again before `watch_leader` looks."""
+        if self.sent_to[0] == peer:
+            self.sent_to = ("", 0)
+            self.replicas.touch(self)
+
     def wake(self) -> None:
         """The gathered batches may become an entry."""
         self.wakes = False

@@ -344,16 +344,16 @@ class Replicas:
         return group
 
     def _link_up(self, peer: str, group: Group) -> None:
+        group.link_changed(peer)
         # A peer matters to a group only if it leads the group, or follows this node in it.
         if group.core.leader in (self.node, peer) and peer in group.core.members.everyone():
             group.core.in_contact(peer)
-            if group.core.leader == peer:
-                group.sent_to = ("", 0)
             self.touch(group)
 
     def _link_down(self, peer: str, group: Group) -> None:
         transfer.peer_gone(group, peer)
         group.forget_askers(peer)
+        group.link_changed(peer)
         if peer in group.core.members.everyone():
             group.core.lost_contact(peer)
             self.touch(group)

@@ -62,7 +62,8 @@ class Log(Protocol):
     def leads(self) -> bool:
         """True if this node leads group 0."""
 
-    def submit(self, proposal: Proposal) -> None: ...
+    def submit(self, proposal: Proposal) -> int:
+        """Return the number of the batch, 0 if it has none yet."""
 
 
 class Turn(Protocol):
@@ -116,8 +117,9 @@ class Transactions:
         self._begun: dict[TransactionId, None] = {}
         #: Clients that wait for a decision, with the time when they stop waiting.
         self._waiting: dict[TransactionId, tuple[int, Callable[[bool | Refused], None]]] = {}
-        #: Commits that this node has proposed, and that its log may still bring.
-        self._proposed: dict[TransactionId, None] = {}
+        #: Commits that this node has proposed, and that its log may still bring, with the numbers of their
+        #: batches: 0 before they are sent.
+        self._proposed: dict[TransactionId, int] = {}
         self._to_decide: list[Decision] = []
         self._to_answer: dict[tuple[TransactionId, int], None] = {}
         #: Answers to decisions that this node has not read yet, with their times, ms.
@@ -167,7 +169,7 @@ class Transactions:
             return
         del self._begun[transaction]
         self._waiting[transaction] = self._clock.monotonic_ms() + self._timeout_ms, done
-        self._proposed[transaction] = None
+        self._proposed[transaction] = 0
         key, epoch = ("", 0) if producer is None else producer
         self._propose(Decision(transaction, True, tuple(queues), key, epoch))
 
@@ -179,7 +181,10 @@ class Transactions:
         """Propose the decisions of this turn. Only the turn calls this."""
         decisions, self._to_decide = self._to_decide, []
         if decisions:
-            self._log.submit(Decide(tuple(decisions)))
+            number = self._log.submit(Decide(tuple(decisions)))
+            for decision in decisions:
+                if decision.committed:
+                    self._proposed[decision.transaction] = number
 
     def failed(self, error: Exception) -> None:
         raise error
@@ -212,8 +217,11 @@ class Transactions:
             if host is not None:
                 host.submit(("resolve", transaction, committed))
 
-    def came_by_snapshot(self) -> None:
-        """The decisions came with a snapshot, which has what this node had proposed before."""
+    def came_by_snapshot(self, last_own: int) -> None:
+        """The decisions came with a snapshot, which has what this node had proposed until that batch."""
+        for transaction, number in list(self._proposed.items()):
+            if 0 < number <= last_own:
+                del self._proposed[transaction]
         for transaction in list(self._begun):
             if transaction in self._decisions.by_id:
                 del self._begun[transaction]

@@ -3,7 +3,8 @@ back.
 
 For the queue's host a guest is a publisher and a consumer like any other, except that its answers and
 deliveries are gathered over a turn and leave in one frame. When the link breaks, the guest's consumers are
-gone, and their messages go back to the queue.
+gone, and their messages go back to the queue. So do messages that a part of a transaction acks, if the rest
+of the part has not come.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from quorum_queue.machine.codec import CodecError
 from quorum_queue.machine.consumers import Consumer, leaving
 from quorum_queue.machine.entries import Batch, decode_entry, encode_entry
 from quorum_queue.machine.machine import ENQUEUES
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.machine.record.states import (
     Found,
 )
@@ -51,7 +53,7 @@ class GatheringTurn(Protocol):
 class Guest:
     """One node at one queue."""
 
-    __slots__ = ("_guests", "gone", "keys", "number", "paused", "peer", "queue_id")
+    __slots__ = ("_guests", "gone", "keys", "number", "parts", "paused", "peer", "queue_id")
 
     def __init__(self, guests: Guests, peer: str, queue_id: int) -> None:
         self._guests = guests
@@ -59,6 +61,8 @@ class Guest:
         self.queue_id = queue_id
         #: Keys of consumers that may hold something.
         self.keys: dict[Key, None] = {}
+        #: Transactions whose part is not complete yet.
+        self.parts: dict[TransactionId, None] = {}
         #: Number of its last batch.
         self.number = 0
         self.paused = False
@@ -200,9 +204,11 @@ class Guests:
         elif verb == "pend":
             if command[2][0] in ENQUEUES:
                 _with_contents(command[2][1], bodies)
+            guest.parts[command[1]] = None
             host.pending.append(command)
         elif verb == "prepare":
             _, token, transaction, count, queues, level = command
+            guest.parts.pop(transaction, None)
             host.prepare(transaction, count, queues, partial(_tell_prepared, guest, token), level)
         elif verb == "status":
             host.message_status(command[2], partial(_tell_status, guest, command[1]))
@@ -211,6 +217,8 @@ class Guests:
         else:
             if verb == "detach" and command[2]:
                 guest.keys.pop(command[1], None)
+            elif verb == "resolve":
+                guest.parts.pop(command[1], None)
             host.pending.append(command)
 
     def flush(self) -> None:
@@ -248,7 +256,7 @@ class Guests:
 
     def lose(self, peer: str) -> Iterator[None]:
         """The link is down: nothing more is sent over it. Return an iterator whose steps requeue the messages
-        that the consumers of that node held.
+        that the consumers of that node held, and drop the parts of which the rest was lost with the link.
         """
         self._undeclared.link_down(peer)
         lost = [guest for place, guest in self._guests.items() if place[0] == peer]
@@ -267,6 +275,9 @@ class Guests:
             for key in guest.keys:
                 # A link that is down is no failure of its deliveries.
                 host.submit(*leaving(key))
+            for transaction in guest.parts:
+                # Otherwise nobody would get the messages that it acks for as long as a part may take.
+                host.submit(("resolve", transaction, False))
             yield
 
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from amqp_server.broker.access.users import User
+from amqp_server.broker.declared.operations import PutUser
 from tests.amqp_server.cluster.test_transactions import begun, left
 
 pytestmark = pytest.mark.usefixtures("hand")
@@ -64,4 +66,40 @@ def test_a_commit_that_was_aborted_meanwhile_stays_aborted(monkeypatch: pytest.M
     scene.wait(lambda: bool(client.refusals))
     assert "rolled back" in client.refusals[0]
     scene.settle()
+    assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 0)
+
+
+@pytest.mark.pure
+def test_an_abort_is_forgotten_though_the_late_commit_came_with_a_snapshot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The committing node hears nothing for a while. Others abort the transaction, then its own proposal to
+    commit comes into the log, and then a snapshot replaces that part of the log.
+    """
+    scene, client, _ = begun(("a", "c"))
+    node, other = scene.nodes["b"], scene.nodes["a"]
+    coordinator, asked = node.cluster.transactions, list[Any]()
+    decide = coordinator.decide
+    monkeypatch.setattr(coordinator, "decide", lambda *arguments: asked.append(arguments))
+    client.commit()
+    scene.wait(lambda: bool(asked))
+    (transaction, queues, *_) = asked[0]
+    for name in "ac":
+        scene.network.blocked[name, "b"] = None
+    other.turn.run(other.cluster.transactions.abort, transaction, queues)
+    scene.work_off()
+    node.turn.run(decide, *asked[0])
+    scene.work_off()
+    # Now its links break: what is on the way to it is lost, and the others cut their logs.
+    for session in [each for each in scene.network.sessions if "b" in each.ends]:
+        scene.network.close(session, session.other("b"))
+    scene.ticks(10)
+    for number in range(60):
+        other.turn.run(other.broker.propose, PutUser(User("ann", str(number))))
+        scene.work_off()
+    scene.network.blocked.clear()
+    assert transaction in node.cluster.transactions._proposed
+    scene.doubt_all()
+    scene.settle()
+    assert scene.ledger.count["Decide"] == 2
     assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 0)

@@ -5,10 +5,13 @@ However far the commit has come when the client's node ends: the message is in o
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pamqp import commands
 
 from amqp_server.channel.transactions import tx
+from amqp_server.channel.transactions.prepared_commit import PreparedCommit
 from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.test_moving_queues import steps
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
@@ -156,3 +159,27 @@ def test_a_client_that_goes_in_between_changes_nothing_about_its_commit() -> Non
     scene.network.blocked.clear()
     scene.settle()
     assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (0, 1)
+
+
+@pytest.mark.pure
+def test_a_link_that_breaks_while_parts_are_handed_out_rolls_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The queues have their parts, and one of them is never asked whether it takes it, nor told the end."""
+    scene, client, _ = begun(("a", "c"))
+    handed_out, prepare = list[Any](), PreparedCommit._prepare
+    monkeypatch.setattr(PreparedCommit, "_prepare", lambda self: handed_out.append(self))
+    client.commit()
+    scene.nodes["b"].end_turn()
+    scene.work_off()
+    parts: Any = scene.nodes["a"].broker.vhosts["/"].queues["quorum/1"].host.parts
+    assert [part.prepared for part in parts.all()] == [False]
+    for session in [each for each in scene.network.sessions if set(each.ends) == {"a", "b"}]:
+        scene.network.close(session, "b")
+    scene.nodes["b"].turn.run(prepare, handed_out[0])
+    scene.wait(lambda: bool(client.refusals))
+    assert client.refusals[0].startswith("RESOURCE_ERROR")
+    # Long before a part is given up because it takes too long.
+    scene.ticks(2)
+    assert len(parts) == 0
+    scene.doubt_all()
+    scene.settle()
+    assert (left(scene, "quorum/1"), left(scene, "quorum/2")) == (1, 0)

@@ -76,3 +76,27 @@ def test_a_new_group_hears_no_old_news(monkeypatch: pytest.MonkeyPatch) -> None:
     replicas, own = three_groups(scene)
     list(replicas.tell())
     assert heard == [("_link_down", own[0])]
+
+
+def test_a_batch_that_a_link_lost_is_sent_again_though_its_leader_stays_leader() -> None:
+    """In one turn the group hears that the link broke, that it is up again, and the leader's next frame."""
+    scene = Scene()
+    node, publisher = scene.nodes["b"], scene.publisher("b")
+    replicas = node.replicas
+    (group,) = replicas.groups.values()
+    scene.publish("b", publisher)
+    node.sessions["a"].streams["a"].clear()
+    message = Message(COMMIT, "a", "b", group.core.term)
+    frame = b"".join(encode_message(group.id, message, bytes((frames.RAFT,))))
+
+    def turn() -> None:
+        replicas.link_down("a")
+        replicas.link_up("a")
+        replicas.received("a", memoryview(frame))
+
+    node.turn.run(turn)
+    node.end_turn()
+    assert group.leader == "a"
+    scene.work(2)
+    assert not publisher.waiting and not publisher.refusals
+    scene.finish()

@@ -64,7 +64,7 @@ class Message:
         self.moved = False
         #: The client that got it last; 0 if nobody has.
         self.holder = 0
-        #: The transaction that acked it last.
+        #: The transaction with which the client that got it last has acked it.
         self.acked_in: Transaction | None = None
 
 
@@ -100,9 +100,10 @@ class Messages:
         self.transactions.append(transaction)
         for body in acked:
             message = self.by_body[body]
-            message.acked_in = transaction
-            if message.holder != client:
-                # It has gone back to the queue, and another client has got it.
+            if message.holder == client:
+                message.acked_in = transaction
+            else:
+                # It has gone back to the queue, and another client has got it: the ack of that one counts.
                 transaction.came_again.append(body)
 
     def confirmed(self, body: bytes, queue_id: int) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from math import inf
 from random import Random
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
@@ -67,6 +67,9 @@ CLOCK_STEPS_MS = (5_000, 600_000, 3 * 3_600_000)
 
 
 class Simulation(Cluster):
+    #: Each node has one of these, see SimulatedNode.turn_lasts.
+    turns_last: ClassVar[tuple[float, ...]] = (inf, 3.0)
+
     def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
         random = Random(seed)
         names = "abcde"[: random.choice((3, 4, 5, 5))]
@@ -90,7 +93,7 @@ class Simulation(Cluster):
         for node in self.nodes.values():
             # From its next start on, some turns of the node are only long enough for a few parts of a
             # snapshot.
-            node.turn_lasts = Random(f"turns {seed} {node.name}").choice((inf, 3.0))
+            node.turn_lasts = Random(f"turns {seed} {node.name}").choice(self.turns_last)
             if random.random() < 0.3:
                 self.set_clock(node)
         self.mend()
@@ -227,7 +230,7 @@ class Simulation(Cluster):
             self.ask("rebalance", node, administration.rebalance())
         elif which % 3 == 1:
             self.ask("grow", node, administration.grow(random.choice(self.names), VHOSTS))
-        elif not self.wounded and not self.dead:
+        elif not self.wounded and not self.dead and not self.is_forgetting():
             self.ask("shrink", node, administration.shrink(random.choice(self.names)))
 
     def change_queue(self, node: SimulatedNode) -> None:
@@ -304,6 +307,12 @@ class Simulation(Cluster):
             if node.cluster.roster.version < versions.REMOVED:
                 # What the forgotten node still sends makes it an unnamed one for the others; docs/upgrade.md
                 # says to wait.
+                return
+            two = any(
+                down[0] in queue.members and len(queue.members) < 3 for queue in node.broker.all_queues()
+            )
+            if two or self.have_queues_failed():
+                # What is left of a queue may have no majority; an operator would have to accept a loss.
                 return
             self.ask("forget", node, self._forget(node, down[0]))
         elif len(self.belonging) > 3 and not down and node.name in self.belonging:
@@ -384,9 +393,11 @@ class Simulation(Cluster):
         """Have a queue fail on one node, a few times or until an operator looks after it.
 
         A member that fails again may be filled by the others, and then has forgotten its votes. So no queue
-        fails while a disk is lost: more than one such member at a time is more than Raft bears.
+        fails while a disk is lost or a node is given up: more than one such member at a time is more than
+        Raft bears.
         """
-        hosts = list(node.cluster.hosts.grouped) if node.alive and not self.wounded else []
+        may_fail = node.alive and not self.wounded and not self.is_forgetting()
+        hosts = list(node.cluster.hosts.grouped) if may_fail else []
         if hosts:
             queue_id = random.choice(hosts)
             count, after = random.choice((1, 1, 2, 3, 100)), random.random() < 0.5
@@ -394,6 +405,24 @@ class Simulation(Cluster):
             plants_of(node.cluster.replicas).plant(
                 queue_id, count, after=after, struck=lambda: self.note("queues fail")
             )
+
+    def have_queues_failed(self) -> bool:
+        """Return whether a queue on some node fails, is to fail, or has failed and is not filled again."""
+        return any(
+            any(plants_of(node.cluster.replicas).left.values())
+            or node.broker.failures.stopped()
+            or any(group.core.amnesiac for group in node.cluster.replicas.groups.values())
+            for node in self.running
+        )
+
+    def is_forgetting(self) -> bool:
+        """Return whether a node is being given up, or some queue still counts on it."""
+        return any(what == "forget" for what, _, _ in self.asked) or any(
+            name in self.ledger.forgotten and name not in self.belonging
+            for node in self.running
+            for queue in node.broker.all_queues()
+            for name in queue.members
+        )
 
     def set_clock(self, node: SimulatedNode) -> None:
         """Set a wall clock. Only users, and a start, may depend on it."""

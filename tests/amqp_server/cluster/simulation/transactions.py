@@ -1,15 +1,25 @@
 """Whole nodes, most of whose clients commit transactions over several queues of all types: a few messages are
 published and a few acked, here and there, then committed or rolled back, while nodes, links and disks fail.
 
+Other simulations let little time pass while something is amiss, and no node there gives up waiting for a
+decision. Here a fault may come soon after a commit was sent, and stay for seconds. Queues then have parts
+that no node has decided about, or that are decided late; see TransactionSimulation.strike. In half of the
+runs, commits take several turns.
+
 Whatever happens, each transaction has happened as a whole in the end, or not at all (see messages), and every
 queue is free of parts that nobody has decided about (see Cluster.unrest).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from math import inf
+from random import Random
 from typing import ClassVar
+from unittest import mock
 
+from amqp_server.channel.transactions import prepared_commit, tx
 from tests.amqp_server.cluster.simulation.clients import QUEUES, Client, Kind
 from tests.amqp_server.cluster.simulation.cluster import by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
@@ -25,6 +35,16 @@ NAMES = (
 
 #: Such clients that one node has, at most.
 MOVERS_MAX = 5
+
+#: Clients shall get on: after this share of the steps, so much more of what is under way goes on.
+FLOWS = 0.3
+FLOW = 8
+#: The share of the commits that a fault follows, one of these in a run, and after how many steps.
+STRIKES = (0.1, 0.3, 0.5)
+STRIKES_AFTER = (0, 0, 1, 3, 8, 20, 40)
+#: For how many ticks of all clocks (50 ms) a fault stays alone, and what comes then.
+ROUNDS_OF_FAULTS = (1, 12, 30, 60)
+ROUNDS_AFTERWARDS = (0, 4, 12)
 
 
 class Mover(Client):
@@ -65,12 +85,44 @@ class Mover(Client):
             return self.purge(name)
         if action < 0.665:
             return self.delete(name)
-        if self.transactional and action > 0.72 and len(self.uncommitted) + len(self.uncommitted_tags) > 1:
-            return self.commit() if random.random() < 0.9 else self.rollback()
+        if self.transactional and action > 0.70:
+            return self.transact()
         return self.settle() if self.unacked else "waits"
+
+    def transact(self) -> str:
+        """Publish to some queues, settle some deliveries, and commit all that is open, or roll it back."""
+        random = self.random
+        there = [name for name in NAMES if self.queue_id(name)]
+        some = random.sample(there, min(len(there), random.choice((2, 2, 3))))
+        did = [self.publish(random.choice(some), 1) for _ in range(random.choice((0, 1, 2, 4, 8))) if some]
+        did += [self.settle() for _ in range(min(len(self.unacked), random.choice((0, 1, 2, 4))))]
+        if self.uncommitted or self.uncommitted_tags:
+            did.append(self.commit() if random.random() < 0.9 else self.rollback())
+        return "; ".join(did)
 
 
 class TransactionSimulation(Simulation):
+    turns_last: ClassVar[tuple[float, ...]] = (inf, 1.0, 3.0)
+
+    def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
+        super().__init__(seed, steps=steps, trace=trace)
+        #: Chooses the faults that follow a commit.
+        self.faults = Random(f"faults {seed}")
+        #: The share of the commits that a fault follows.
+        self.share = self.faults.choice(STRIKES)
+        #: The node of the last commit that a fault is to follow, and the step at which it comes.
+        self.struck = ""
+        self.strikes_at = 0
+
+    def one_step(self) -> None:
+        super().one_step()
+        if self.faults.random() < FLOWS:
+            self.flow(FLOW)
+        if self.struck and self.step >= self.strikes_at:
+            node, self.struck = self.nodes[self.struck], ""
+            if node.alive:
+                self.strike(node)
+
     def act(self, node: SimulatedNode) -> None:
         if not node.alive or not node.serving:
             return
@@ -84,18 +136,124 @@ class TransactionSimulation(Simulation):
             client = random.choice([each for each in movers if each.asked is None] or movers)
             for _ in range(random.choice((1, 3))):
                 if client.node is node and client in node.clients:
+                    waits = client.asked
                     self.log(f"{node.name}: session {client.number} {client.act()}")
                     node.end_turn()
+                    if client.asked is not waits and client.asked is not None and client.asked[0] == "commit":
+                        self.commit_sent(node, client)
         if random.random() < 0.7:
             node.end_turn()
+
+    # -- faults after a commit -------------------------------------------------------------------------------
+
+    def commit_sent(self, node: SimulatedNode, client: Client) -> None:
+        """A fault may follow, at once or some steps later."""
+        handed_out = any(channel.ending is not None for channel in client.session.channels.values())
+        if handed_out and self.faults.random() < self.share:
+            self.note("links break while parts are handed out")
+            self.lose_links(node)
+        if self.struck or self.faults.random() >= self.share:
+            return
+        after = self.faults.choice(STRIKES_AFTER)
+        if after:
+            self.struck, self.strikes_at = node.name, self.step + after
+        else:
+            self.strike(node)
+
+    def strike(self, node: SimulatedNode) -> None:
+        """Something fails while a client of this node may wait for its commit. Then time passes."""
+        faults = self.faults
+        which = faults.random()
+        self.else_well = False
+        self.doubt_all()
+        others = [name for name in self.names if name != node.name]
+        if which < 0.2:
+            self.note("a node that commits crashes")
+            self.crash(node)
+        elif which < 0.35:
+            self.note("another node crashes")
+            self.crash(self.nodes[faults.choice(others)])
+        elif which < 0.45:
+            self.note("a node that commits loses its links")
+            self.lose_links(node)
+        elif which < 0.6:
+            self.note("a node that commits is cut off")
+            self.cut([node.name], others)
+        elif which < 0.68:
+            self.note("a node that commits is cut off from another one")
+            self.cut([node.name], [faults.choice(others)])
+        elif which < 0.9:
+            self.note("the nodes are cut in two")
+            faults.shuffle(others)
+            count = faults.randrange(1, len(others))
+            self.cut([node.name, *others[:count]], others[count:])
+        else:
+            leading = self.leading()
+            if leading is not None:
+                self.note("the leader of the topology is cut off")
+                name = leading.replicas.node
+                self.cut([name], [each for each in self.names if each != name])
+        self.let_pass(faults.choice(ROUNDS_OF_FAULTS))
+        if faults.random() < 0.7:
+            self.unblock()
+            self.connect_all()
+            self.start(node)
+            self.let_pass(faults.choice(ROUNDS_AFTERWARDS))
+
+    def lose_links(self, node: SimulatedNode) -> None:
+        """Some links of a node break, and are soon up again."""
+        self.else_well = False
+        self.doubt_all()
+        for session in [each for each in self.network.sessions if node.name in each.ends]:
+            if self.faults.random() < 0.6:
+                self.network.close(session, self.faults.choice(session.ends))
+        self.connect_all()
+
+    def cut(self, some: list[str], others: list[str]) -> None:
+        for one in some:
+            for two in others:
+                self.network.blocked[one, two] = self.network.blocked[two, one] = None
+
+    def let_pass(self, rounds: int) -> None:
+        """Let every clock tick once in each round, and some of what is under way go on."""
+        faults = self.faults
+        for _ in range(rounds):
+            for node in self.running:
+                self.tick(node)
+            self.flow(faults.choice((1, 5, 20)))
+
+    def flow(self, count: int) -> None:
+        """Some of what is under way goes on, on links and disks."""
+        faults, network = self.faults, self.network
+        for _ in range(count):
+            places = network.places()
+            if places:
+                self.log(network.go_on(*faults.choice(places), faults.choice((1, 2, 4, 8))))
+            node = self.nodes[faults.choice(self.names)]
+            if not self.step_read(node):
+                self.step_disk(node)
+
+
+@contextmanager
+def small_turns(seed: int) -> Iterator[None]:
+    """In half of the runs, commits of more than a few parts take several turns."""
+    if seed % 2:
+        yield
+        return
+    with (
+        mock.patch.object(tx, "WHOLE_PARTS_MAX", 2),
+        mock.patch.object(tx, "PARTS_AT_ONCE", 1),
+        mock.patch.object(prepared_commit, "PARTS_AT_ONCE", 1),
+    ):
+        yield
 
 
 def run(
     seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None
 ) -> TransactionSimulation:
-    with by_hand():
+    with by_hand(), small_turns(seed):
         simulation = TransactionSimulation(seed, steps=steps, trace=trace)
-    simulation.run()
+        simulation.run()
     return simulation
 
 
