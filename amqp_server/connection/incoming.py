@@ -18,6 +18,7 @@ from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.assembly import LARGE_BODY_BYTES, Assembly
 from amqp_server.channel.channel import Channel
+from amqp_server.channel.delays import read_waits
 from amqp_server.channel.unfinished_count import Unfinished
 from amqp_server.connection.frame_errors import expected, first_octets, octets
 from amqp_server.connection.state import State
@@ -652,6 +653,7 @@ class Incoming:
         False if the turn is over first; with `whole` that does not matter.
         """
         if self._held_bytes:
+            self._begin_waits()
             return True
         if self._wide is not None and not self._hand_over(whole):
             return False
@@ -662,6 +664,7 @@ class Incoming:
             if node:
                 self._hold_for(node)
             if self._held_bytes:
+                self._begin_waits()
                 return True
         segments, self.segments = self.segments, []
         self.published = True
@@ -679,6 +682,11 @@ class Incoming:
                 self.segments = segments[index + 1 :] + self.segments
                 return False
         return True
+
+    def _begin_waits(self) -> None:
+        """Messages that an alarm holds back begin to wait now (x-delay), not when it is over."""
+        for segment in self.segments:
+            read_waits(segment.route.publisher.connection, segment)
 
     def _hand_over(self, whole: bool) -> bool:
         """Continue to hand over messages that go to many queues; return False if the turn is over first."""
