@@ -60,9 +60,8 @@ TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
-_ACK = b"\x00\x3c\x00\x50"
-#: basic.publish, ack, reject and nack.
-_PASS_WHILE_BLOCKED = (_PUBLISH, _ACK, b"\x00\x3c\x00\x5a", b"\x00\x3c\x00\x78")
+_ACKS = (acks.ACK, acks.REJECT, acks.NACK)
+_PASS_WHILE_BLOCKED = (_PUBLISH, *_ACKS)
 
 
 class Incoming:
@@ -377,7 +376,7 @@ class Incoming:
                             break
                         pos = taken
                         continue
-                elif signature == _ACK and fast:
+                elif signature in _ACKS and fast:
                     channel = self._session.channels.get(number)
                     if channel is not None and channel.assembly is None and not channel.closing:
                         taken = self._acks(data, pos, end, channel)
@@ -419,7 +418,7 @@ class Incoming:
         Not for acks, which have no answer: like publishes, the fast path does not apply them either.
         """
         turn = self._session.turn
-        if not turn.scheduled or signature in (_PUBLISH, _ACK):
+        if not turn.scheduled or signature in _PASS_WHILE_BLOCKED:
             return True
         return turn.part(turn.apply)
 
@@ -523,25 +522,29 @@ class Incoming:
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
         # One part at a time: acks out of order make one range each.
-        pos, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
+        where = 60, data[pos + 10]
+        pos, verb, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
         try:
-            self._acknowledge(channel, ranges)
+            self._acknowledge(channel, verb, ranges, where)
         except SoftError as error:
-            self._close_channel(channel, error, (60, 80))
+            self._close_channel(channel, error, where)
         return pos
 
-    def _acknowledge(self, channel: Channel, ranges: list[tuple[int, int]]) -> None:
-        """Settle ranges of deliveries. Raises PreconditionFailed."""
+    def _acknowledge(
+        self, channel: Channel, verb: str, ranges: list[tuple[int, int]], where: tuple[int, int]
+    ) -> None:
+        """Settle, return or discard ranges of deliveries, as the method `where` says. Raises
+        PreconditionFailed.
+        """
         for index, (low, high) in enumerate(ranges):
             if low == acks.NO_TAG:
                 raise PreconditionFailed("unknown delivery tag 0")
             if not low and channel.unacked.are_many(high):
-                self._session.handle(channel, (60, 80))
-                channel.acknowledge_many(
-                    "settle", high, partial(self._acknowledge, channel, ranges[index + 1 :])
-                )
+                self._session.handle(channel, where)
+                rest = partial(self._acknowledge, channel, verb, ranges[index + 1 :], where)
+                channel.acknowledge_many(verb, high, rest)
                 return
-            channel.acknowledge("settle", low, high)
+            channel.acknowledge(verb, low, high)
 
     def content(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
         channel = self._session.channels.get(number)
