@@ -14,7 +14,7 @@ from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.assembly import Assembly
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
-from amqp_server.channel.delays import always_waits, check_waits, read_waits
+from amqp_server.channel.delays import check_waits, read_waits
 from amqp_server.channel.publish import publish_in_parts, read_groups
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.transactions.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
@@ -112,7 +112,7 @@ class Channel:
             # These messages came with one that has closed it.
             return None
         # Held back by a transaction or an alarm: a queue may be another one by the time that it gets them.
-        reads = self.tx is not None or segment.waits_read > 0 or always_waits(segment.route)
+        reads = self.tx is not None or segment.waits_read > 0 or segment.route.waits
         if not reads:
             for target in segment.route.targets:
                 if target.group_header or target.delays:
@@ -131,7 +131,7 @@ class Channel:
         """Return whether the queues can read the groups and the waits of all messages. Otherwise publish
         those before the bad one, and close the channel.
         """
-        grouped, delays = False, always_waits(segment.route)
+        grouped, delays = False, segment.route.waits
         for target in segment.route.targets:
             grouped = grouped or bool(target.group_header)
             delays = delays or target.delays

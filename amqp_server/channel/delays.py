@@ -15,20 +15,14 @@ from amqp_server.broker.declared.argument_checks import TIME_MS_MAX
 from amqp_server.errors import PreconditionFailed
 from amqp_server.wire.delay_fields import DELAY, DELIVER_AT, BothGiven, delay_of
 from amqp_server.wire.intake import WRONG
-from exchanges.delayed import DELAYED
 from quorum_queue.machine import versions
 
 if TYPE_CHECKING:
     from amqp_server.channel.connection import Connection
-    from amqp_server.wire.intake import PublishRoute, Segment
+    from amqp_server.wire.intake import Segment
 
 #: What the header x-delay is.
 WAIT = "the number of milliseconds to wait"
-
-
-def always_waits(route: PublishRoute) -> bool:
-    """Return whether messages of this route wait in every queue, whatever its declaration is."""
-    return route.waits or (route.counted is not None and route.counted.type == DELAYED)
 
 
 def read_waits(connection: Connection, segment: Segment) -> None:

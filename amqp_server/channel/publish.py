@@ -22,7 +22,6 @@ from amqp_server.broker.traffic import SIZE_BOUNDS, MessageSizes
 from amqp_server.channel import retries
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mandatory, Mixed
 from amqp_server.channel.deduplication import enqueue_named
-from amqp_server.channel.delays import always_waits
 from amqp_server.channel.routing import queues_of, route_of
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
@@ -32,6 +31,7 @@ from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from amqp_server.wire.message_groups import groups_of
+from exchanges.delayed import DELAYED
 from exchanges.router import Depends, Route
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import MAJORITY, priority_of
@@ -85,6 +85,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     route.counted = declared
     if declared is None:
         raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
+    route.waits = declared.type == DELAYED
     broker.access.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
@@ -253,6 +254,7 @@ def derived(
         mandatory=route.mandatory,
         targets=targets,
         counted=route.counted,
+        waits=route.waits,
     )
 
 
@@ -687,7 +689,7 @@ def _give(
 
 def _waits_in(segment: Segment, target: Taking) -> bool:
     """Return whether the messages wait in this queue, as far as they wait."""
-    return target.delays or always_waits(segment.route)
+    return target.delays or segment.route.waits
 
 
 def _run_of(

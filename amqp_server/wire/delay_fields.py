@@ -9,7 +9,7 @@ from amqp_server.wire import tables
 DELAY: Final = "x-delay"
 DELIVER_AT: Final = "x-deliver-at"
 #: What both names begin with. The same bytes may also be part of another name, or of a value.
-_MARK: Final = b"x-del"
+_MARK: Final = DELAY[:5].encode()
 _NAMES: Final = {DELAY.encode(): DELAY, DELIVER_AT.encode(): DELIVER_AT}
 #: Frame header, class, weight and body size come before the flags.
 _FLAGS_AT: Final = 7 + 12

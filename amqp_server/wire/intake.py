@@ -126,7 +126,7 @@ class PublishRoute:
         self.mandatory = mandatory
         #: The exchange that counts the messages, opaque here.
         self.counted = counted
-        #: True if messages that are to wait do so in every queue.
+        #: True if messages that are to wait do so in every queue, whatever its declaration is.
         self.waits = waits
         #: True for messages that an operator takes from one queue to another: a queue may have had them
         #: before, and they are no duplicates.
