@@ -10,6 +10,7 @@ from time import monotonic, time
 from typing import Any
 
 import pytest
+from pika import BasicProperties
 from pika.adapters.blocking_connection import BlockingChannel
 from pika.exceptions import NackError, UnroutableError
 
@@ -199,6 +200,78 @@ def test_of_a_transaction(ch: BlockingChannel, name: Name, kind: str) -> None:
     begun = monotonic()
     assert [wait_get(ch, queue).body for queue in (first, second)] == [b"late", b"late"]
     assert monotonic() - begun < 5
+
+
+def burst(ch: BlockingChannel, queue: str, *delays_ms: int, **headers: Any) -> None:
+    """Publish so that all of them come in one read."""
+    properties = [
+        BasicProperties(headers={"x-delay": delay_ms, **headers}, delivery_mode=2) for delay_ms in delays_ms
+    ]
+    for number, each in enumerate(properties):
+        ch.basic_publish("", queue, b"%d" % number, each)
+
+
+@KINDS
+def test_of_many_messages_each_has_its_own_wait(connect: Connect, name: Name, kind: str) -> None:
+    ch = connect().channel()
+    queue = declare(ch, name("q"), kind)
+    burst(ch, queue, 600, 0, 300, 300, LONG_MS, 0)
+    inbox = Inbox(ch, queue)
+    assert [inbox.one().body for _ in range(5)] == [b"1", b"5", b"2", b"3", b"0"]
+    assert ch.queue_purge(queue).method.message_count == 1
+
+
+@KINDS
+@pytest.mark.parametrize("before", ["nothing", "plain"])
+def test_a_queue_declared_before_the_commit_lets_messages_wait(
+    ch: BlockingChannel, name: Name, kind: str, before: str
+) -> None:
+    declare(ch, name("other"), kind)
+    queue, late = name("q"), 800
+    if before == "plain":
+        ch.queue_declare(queue)
+    tx = ch.connection.channel()
+    tx.tx_select()
+    begun = monotonic()
+    send(tx, queue, b"late", delay=late)
+    send(tx, queue, b"now")
+    sync(tx)
+    if before == "plain":
+        ch.queue_delete(queue)
+    declare(ch, queue, kind)
+    tx.tx_commit()
+    assert wait_get(ch, queue).body == b"now"
+    assert get(ch, queue) is None or monotonic() - begun >= late / 1000
+    assert wait_get(ch, queue).body == b"late"
+    # The wait begins with the publish.
+    assert monotonic() - begun >= late / 1000
+
+
+@KINDS
+def test_a_wait_that_such_a_queue_refuses_refuses_the_transaction(
+    ch: BlockingChannel, name: Name, kind: str
+) -> None:
+    other, queue = declare(ch, name("other"), kind), name("q")
+    tx = ch.connection.channel()
+    tx.tx_select()
+    send(tx, other, b"m")
+    send(tx, queue, b"m", delay="soon")
+    sync(tx)
+    declare(ch, queue, kind)
+    with expect_channel_close(406, "nothing was done"):
+        tx.tx_commit()
+    assert get(ch, other) is None
+
+
+@KINDS
+def test_messages_before_one_that_is_refused_arrive(ch: BlockingChannel, name: Name, kind: str) -> None:
+    queue = declare(ch, name("q"), kind)
+    other = ch.connection.channel()
+    with expect_channel_close(406, "it must not be negative"):
+        burst(other, queue, 0, 0, -1, 0)
+        sync(other)
+    assert [wait_get(ch, queue).body for _ in range(2)] == [b"0", b"1"]
+    assert get(ch, queue) is None
 
 
 @KINDS

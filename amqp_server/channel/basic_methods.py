@@ -423,6 +423,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
     transaction.close()
     transaction.check_producer()
     transaction.check_paused()
+    transaction.check_waits()
     if transaction.is_prepared:
         _commit_prepared(channel, transaction)
         return

@@ -14,6 +14,7 @@ from amqp_server.broker.traffic import Traffic
 from amqp_server.channel.assembly import Assembly
 from amqp_server.channel.confirms import Confirms
 from amqp_server.channel.connection import Connection
+from amqp_server.channel.delays import check_waits, read_waits
 from amqp_server.channel.publish import publish_in_parts, read_groups
 from amqp_server.channel.subscription import Getter, Subscription
 from amqp_server.channel.transactions.tx import WHOLE_BYTES_MAX, LargeEnd, Transaction
@@ -110,11 +111,15 @@ class Channel:
         if self.closing:
             # These messages came with one that has closed it.
             return None
-        for target in segment.route.targets:
-            if target.group_header:
-                if not self._has_groups(segment):
-                    return None
-                break
+        # Held back by a transaction or an alarm: a queue may be another one by the time that it gets them.
+        reads = self.tx is not None or segment.waits_read > 0 or segment.route.waits
+        if not reads:
+            for target in segment.route.targets:
+                if target.group_header or target.delays:
+                    reads = True
+                    break
+        if reads and not self._is_readable(segment):
+            return None
         if self.tx is not None:
             self._publish_in(self.tx, segment)
             return None
@@ -122,11 +127,27 @@ class Channel:
             return None
         return publish_in_parts(segment)
 
-    def _has_groups(self, segment: Segment) -> bool:
-        """Return whether the groups of all messages are groups. Otherwise publish those before the bad one,
-        and close the channel.
+    def _is_readable(self, segment: Segment) -> bool:
+        """Return whether the queues can read the groups and the waits of all messages. Otherwise publish
+        those before the bad one, and close the channel.
         """
-        error = read_groups(segment)
+        grouped, delays = False, segment.route.waits
+        for target in segment.route.targets:
+            grouped = grouped or bool(target.group_header)
+            delays = delays or target.delays
+            if target.deleted:
+                present = self.vhost.queues.get(target.name)
+                delays = delays or (present is not None and present.delays)
+        error: PreconditionFailed | None = None
+        if delays or self.tx is not None:
+            read_waits(self.connection, segment)
+        if delays:
+            found = check_waits(self.connection, segment)
+            if found is not None:
+                bad, error = found
+                segment.keep(bad)
+        if grouped and segment.contents:
+            error = read_groups(segment) or error
         if error is None:
             return True
         for _ in (self.publish(segment) if segment.contents else None) or ():

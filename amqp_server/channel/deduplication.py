@@ -146,16 +146,19 @@ def _bytes(value: object) -> bytes | None:
     return bytes(value) if isinstance(value, bytes | bytearray) else None
 
 
-def enqueue_named(host: Any, run: Run, origin: Any, first: int, segment: Segment | None = None) -> None:
-    """Hand messages, those of `segment` if given, to a queue that drops duplicates, records messages, or has
-    message groups.
+def enqueue_named(
+    host: Any, run: Run, origin: Any, first: int, segment: Segment | None = None, at: int = 0
+) -> None:
+    """Hand messages, those of `segment` from place `at` on if given, to a queue that drops duplicates,
+    records messages, or has message groups.
     """
     deduplicates, records = host.settings.deduplicates, host.records
     if segment is not None and segment.route.unchanged:
         deduplicates = False
     header = host.settings.group_header
     if header:
-        name_groups(run, header, None if segment is None else segment.groups_by(header))
+        groups = None if segment is None else segment.groups_by(header)
+        name_groups(run, header, None if groups is None else groups[at : at + len(run.seqs)])
     for part in content.as_taken(run, host):
         assert part.contents is not None
         names = names_of(part.contents) if deduplicates else None

@@ -133,6 +133,6 @@ def publish_unchanged(
     )
     segment = Segment(route, attributes)
     if wait_ms > 0:
-        segment.waits_until = channel.broker.services.queue_time.now_ms() + wait_ms
+        segment.waits = [channel.broker.services.queue_time.now_ms() + wait_ms]
     segment.contents.append(content.build(payload, body, channel.number, connection.limits.frame_max))
     return bool(publish(segment))

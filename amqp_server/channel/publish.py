@@ -22,7 +22,6 @@ from amqp_server.broker.traffic import SIZE_BOUNDS, MessageSizes
 from amqp_server.channel import retries
 from amqp_server.channel.confirms import Confirms, Copies, Lane, Mandatory, Mixed
 from amqp_server.channel.deduplication import enqueue_named
-from amqp_server.channel.delays import always_waits, is_asked, wait_ms
 from amqp_server.channel.routing import queues_of, route_of
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, NotImplemented_, PreconditionFailed
@@ -32,6 +31,7 @@ from amqp_server.wire.deliver import LARGE_BYTES
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
 from amqp_server.wire.message_groups import groups_of
+from exchanges.delayed import DELAYED
 from exchanges.router import Depends, Route
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import MAJORITY, priority_of
@@ -48,6 +48,8 @@ if TYPE_CHECKING:
 #: A wide publish goes to this many queues, or makes this many copies of messages, before the turn may end.
 PART_QUEUES = 64
 PART_COPIES = 64 * 1024
+#: The same for messages that wait: most of them are a run of their own.
+WAITING_AT_ONCE = 256
 #: Keys in CC and BCC whose permission is asked for at once, where another server knows it.
 KEYS_ASKED_MAX = 64
 #: Where a framed content has the size of its body: behind the frame's header, class and weight.
@@ -83,6 +85,7 @@ def make_route(channel: Channel, key: bytes, method: commands.Basic.Publish) -> 
     route.counted = declared
     if declared is None:
         raise NotFound(f"no exchange '{exchange}' in vhost '{vhost.name}'")
+    route.waits = declared.type == DELAYED
     broker.access.permissions.check(connection.client.access, vhost.name, "exchange", exchange, "write")
     if declared.internal:
         raise AccessRefused(f"cannot publish to internal exchange '{exchange}' in vhost '{vhost.name}'")
@@ -251,6 +254,7 @@ def derived(
         mandatory=route.mandatory,
         targets=targets,
         counted=route.counted,
+        waits=route.waits,
     )
 
 
@@ -312,12 +316,6 @@ def slow_segment(channel: Channel, assembly: Assembly) -> Segment:
     )
     segment = Segment(target, attributes)
     segment.contents.append(item)
-    if headers is not None and is_asked(headers, target):
-        broker = channel.broker
-        wait = wait_ms(headers, broker.clock.wall_ms(), broker.replication.version)
-        if wait:
-            segment.waits_until = broker.services.queue_time.now_ms() + wait
-            segment.attributes = attributes._replace()
     return segment
 
 
@@ -468,7 +466,8 @@ def publish_in_parts(segment: Segment) -> Iterator[object] | None:
         return chain(copies, hand_over(segment, targets, origin, first, size))
     if has_large(segment):
         return hand_over(segment, targets, origin, first, size)
-    if len(targets) > PART_QUEUES or len(targets) * len(segment.contents) > PART_COPIES:
+    most = PART_COPIES if segment.waits is None else WAITING_AT_ONCE
+    if len(targets) > PART_QUEUES or len(targets) * len(segment.contents) > most:
         return hand_over(segment, targets, origin, first, size)
     _give(segment, targets, origin, first, size)
     return None
@@ -606,7 +605,19 @@ def hand_over(
                 yield ()
             yield _give(segment, [target], origin, first, size, last=index + 1 == count, made=made)
         return
-    part = max(1, min(PART_QUEUES, PART_COPIES // max(1, len(segment.contents))))
+    copies = PART_COPIES
+    if segment.waits is not None:
+        copies = WAITING_AT_ONCE
+        if len(segment.contents) > WAITING_AT_ONCE:
+            for index, target in enumerate(targets):
+                if not _waits_in(segment, target):
+                    yield _give(segment, [target], origin, first, size, last=index + 1 == count)
+                    continue
+                run = _run_of(segment, segment.contents.copy(), size)
+                for host in _enqueue_waiting(target, run, origin, first, segment):
+                    yield [host]
+            return
+    part = max(1, min(PART_QUEUES, copies // max(1, len(segment.contents))))
     for start in range(0, count, part):
         yield _give(segment, targets[start : start + part], origin, first, size, last=start + part >= count)
 
@@ -653,37 +664,94 @@ def _give(
     gets the messages without a copy. `made` has the messages that these hosts have encoded.
     """
     route, contents = segment.route, segment.contents
-    count = len(contents)
-    scheduled = route.publisher.broker.turn.scheduled
+    count, scheduled = len(contents), route.publisher.broker.turn.scheduled
     own = len(targets) - 1 if last else -1
-    kinds = segment.kinds
     hosts: list[Recipient] = []
     for index, target in enumerate(targets):
         host = target.host
         hosts.append(host)
         given = contents if index == own else contents.copy()
-        run: Run
-        if made:
-            run = LargeRun(range(count), given, route.head, segment.attributes, size, made)
+        if made or segment.heads is not None or segment.kinds is not None:
+            run = _run_of(segment, given, size, made, own=index == own)
         else:
             run = Run(range(count), given, route.head, segment.attributes, None, size)
-        if segment.heads is not None:
-            run.heads = segment.heads if index == own else segment.heads.copy()
-        if kinds is not None:
-            segment.fill_kinds()
-            run.kinds, run.table = kinds[:], segment.table
-        if segment.waits_until and (target.delays or always_waits(route)):
-            now_ms = route.publisher.broker.services.queue_time.now_ms()
-            # Not less: an alarm or a transaction may have held it back.
-            run.waits_until = max(0, segment.waits_until - now_ms)
-        if host.wants_ids:
-            enqueue_named(host, run, origin, first, segment)
-        elif host.counts_bytes or (kinds is not None and not host.takes_kinds):
-            enqueue_in_parts(host, run, origin, first)
-        else:
+        if segment.waits is not None and _waits_in(segment, target):
+            for _ in _enqueue_waiting(target, run, origin, first, segment):
+                pass
+            continue
+        if run.kinds is None and not (host.wants_ids or host.counts_bytes):
             host.pending.append(("enqueue", run, origin, first))
+        else:
+            _enqueue(host, run, origin, first, segment)
         scheduled[host] = None
     return hosts
+
+
+def _waits_in(segment: Segment, target: Taking) -> bool:
+    """Return whether the messages wait in this queue, as far as they wait."""
+    return target.delays or segment.route.waits
+
+
+def _run_of(
+    segment: Segment,
+    contents: list[bytes],
+    size: int,
+    made: dict[int, Preparing] | None = None,
+    *,
+    own: bool = False,
+) -> Run:
+    """Return the messages as a run of these contents. `own`: nobody else needs what the segment has."""
+    head, count = segment.route.head, len(contents)
+    run: Run
+    if made:
+        run = LargeRun(range(count), contents, head, segment.attributes, size, made)
+    else:
+        run = Run(range(count), contents, head, segment.attributes, None, size)
+    if segment.heads is not None:
+        run.heads = segment.heads if own else segment.heads.copy()
+    if segment.kinds is not None:
+        segment.fill_kinds()
+        run.kinds, run.table = segment.kinds[:], segment.table
+    return run
+
+
+def _enqueue(host: Recipient, run: Run, origin: Any, first: int, segment: Segment, at: int = 0) -> None:
+    """Hand the messages of a run to a host. `at`: place of the first of them in the segment."""
+    if host.wants_ids:
+        enqueue_named(host, run, origin, first, segment, at)
+    elif host.counts_bytes or (run.kinds is not None and not host.takes_kinds):
+        enqueue_in_parts(host, run, origin, first)
+    else:
+        host.pending.append(("enqueue", run, origin, first))
+
+
+def _enqueue_waiting(
+    target: Taking, run: Run, origin: Any, first: int, segment: Segment
+) -> Iterator[Recipient]:
+    """As `_enqueue`; neighbours that wait equally long are one run. Yield the host after some runs, and at
+    the end.
+    """
+    waits, broker = segment.waits, segment.route.publisher.broker
+    assert waits is not None
+    count, start, runs = len(waits), 0, 0
+    host = target.host
+    now_ms = broker.services.queue_time.now_ms()
+    while start < count:
+        until, stop = waits[start], start + 1
+        while stop < count and waits[stop] == until:
+            stop += 1
+        part = run if stop - start == count else run.part(start, stop)
+        # Not less: an alarm or a transaction may have held it back.
+        part.waits_until = max(0, until - now_ms)
+        _enqueue(host, part, origin, first + start, segment, start)
+        start, runs = stop, runs + 1
+        if runs == WAITING_AT_ONCE and start < count:
+            broker.turn.scheduled[host] = None
+            yield host
+            runs, host = 0, target.host
+            now_ms = broker.services.queue_time.now_ms()
+    broker.turn.scheduled[host] = None
+    yield host
 
 
 def _present(channel: Channel, route: PublishRoute, count: int) -> list[Target]:

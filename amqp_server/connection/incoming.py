@@ -18,6 +18,7 @@ from amqp_server.broker.memo import Memo
 from amqp_server.channel import publish
 from amqp_server.channel.assembly import LARGE_BODY_BYTES, Assembly
 from amqp_server.channel.channel import Channel
+from amqp_server.channel.delays import read_waits
 from amqp_server.channel.unfinished_count import Unfinished
 from amqp_server.connection.frame_errors import expected, first_octets, octets
 from amqp_server.connection.state import State
@@ -59,15 +60,9 @@ TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
-_ACK = b"\x00\x3c\x00\x50"
-#: basic.publish, ack, reject and nack; connection.update-secret, as an alarm may outlast a token.
-_PASS_WHILE_BLOCKED = (
-    _PUBLISH,
-    _ACK,
-    b"\x00\x3c\x00\x5a",
-    b"\x00\x3c\x00\x78",
-    b"\x00\x0a\x00\x46",
-)
+_ACKS = (acks.ACK, acks.REJECT, acks.NACK)
+#: Also connection.update-secret, as an alarm may outlast a token.
+_PASS_WHILE_BLOCKED = (_PUBLISH, *_ACKS, b"\x00\x0a\x00\x46")
 
 
 class Incoming:
@@ -382,7 +377,7 @@ class Incoming:
                             break
                         pos = taken
                         continue
-                elif signature == _ACK and fast:
+                elif signature in _ACKS and fast:
                     channel = self._session.channels.get(number)
                     if channel is not None and channel.assembly is None and not channel.closing:
                         taken = self._acks(data, pos, end, channel)
@@ -424,7 +419,7 @@ class Incoming:
         Not for acks, which have no answer: like publishes, the fast path does not apply them either.
         """
         turn = self._session.turn
-        if not turn.scheduled or signature in (_PUBLISH, _ACK):
+        if not turn.scheduled or signature in _PASS_WHILE_BLOCKED:
             return True
         return turn.part(turn.apply)
 
@@ -528,25 +523,29 @@ class Incoming:
 
     def _acks(self, data: bytes, pos: int, end: int, channel: Channel) -> int:
         # One part at a time: acks out of order make one range each.
-        pos, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
+        where = 60, data[pos + 10]
+        pos, verb, ranges = acks.take(data, pos, min(end, pos + ACKS_MAX * acks.FRAME_BYTES))
         try:
-            self._acknowledge(channel, ranges)
+            self._acknowledge(channel, verb, ranges, where)
         except SoftError as error:
-            self._close_channel(channel, error, (60, 80))
+            self._close_channel(channel, error, where)
         return pos
 
-    def _acknowledge(self, channel: Channel, ranges: list[tuple[int, int]]) -> None:
-        """Settle ranges of deliveries. Raises PreconditionFailed."""
+    def _acknowledge(
+        self, channel: Channel, verb: str, ranges: list[tuple[int, int]], where: tuple[int, int]
+    ) -> None:
+        """Settle, return or discard ranges of deliveries, as the method `where` says. Raises
+        PreconditionFailed.
+        """
         for index, (low, high) in enumerate(ranges):
             if low == acks.NO_TAG:
                 raise PreconditionFailed("unknown delivery tag 0")
             if not low and channel.unacked.are_many(high):
-                self._session.handle(channel, (60, 80))
-                channel.acknowledge_many(
-                    "settle", high, partial(self._acknowledge, channel, ranges[index + 1 :])
-                )
+                self._session.handle(channel, where)
+                rest = partial(self._acknowledge, channel, verb, ranges[index + 1 :], where)
+                channel.acknowledge_many(verb, high, rest)
                 return
-            channel.acknowledge("settle", low, high)
+            channel.acknowledge(verb, low, high)
 
     def content(self, kind: int, number: int, payload: bytes, whole: bytes) -> None:
         channel = self._session.channels.get(number)
@@ -658,6 +657,7 @@ class Incoming:
         False if the turn is over first; with `whole` that does not matter.
         """
         if self._held_bytes:
+            self._begin_waits()
             return True
         if self._wide is not None and not self._hand_over(whole):
             return False
@@ -668,6 +668,7 @@ class Incoming:
             if node:
                 self._hold_for(node)
             if self._held_bytes:
+                self._begin_waits()
                 return True
         segments, self.segments = self.segments, []
         self.published = True
@@ -685,6 +686,11 @@ class Incoming:
                 self.segments = segments[index + 1 :] + self.segments
                 return False
         return True
+
+    def _begin_waits(self) -> None:
+        """Messages that an alarm holds back begin to wait now (x-delay), not when it is over."""
+        for segment in self.segments:
+            read_waits(segment.route.publisher.connection, segment)
 
     def _hand_over(self, whole: bool) -> bool:
         """Continue to hand over messages that go to many queues; return False if the turn is over first."""

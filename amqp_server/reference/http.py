@@ -27,7 +27,7 @@ TITLES = {
 }
 #: What has no title of its own, and where it stands.
 _WITH = {
-    "overview": "cluster-name whoami nodes auth extensions feature-flags deprecated-features reset rebalance cluster",
+    "overview": "cluster-name whoami version nodes auth extensions feature-flags deprecated-features reset rebalance cluster",
     "health": "alarms message-sizes stream-remotes aliveness-test healthchecks",
     "groups": "group-members",
     "queues": "messages",

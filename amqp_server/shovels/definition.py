@@ -148,6 +148,26 @@ def _masked(value: object) -> object:
     return [_masked(each) for each in value] if isinstance(value, list) else value
 
 
+def unmasked(value: object, before: object) -> object:
+    """Return the value with the passwords of an earlier one in URIs whose password is a mask, where these
+    have the same scheme, user, host and port.
+    """
+    if not isinstance(value, dict) or not isinstance(before, dict):
+        return value
+    known = [each for key in URIS for each in _texts(before.get(key))]
+    return {key: _unmasked(each, known) if key in URIS else each for key, each in value.items()}
+
+
+def _texts(value: object) -> list[str]:
+    return [each for each in (value if isinstance(value, list) else [value]) if isinstance(each, str)]
+
+
+def _unmasked(value: object, known: Sequence[str]) -> object:
+    if isinstance(value, str):
+        return uri.unmasked(value, known)
+    return [_unmasked(each, known) for each in value] if isinstance(value, list) else value
+
+
 def acts_as(value: Mapping[str, Any], user: str) -> dict[str, Any]:
     """Return the value with this user in URIs of this node that name no user."""
 

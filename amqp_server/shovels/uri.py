@@ -6,6 +6,7 @@ No text that this module makes has a password in it.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
@@ -64,6 +65,32 @@ def masked(text: str) -> str:
     """Return a URI with a mask instead of its password."""
     text = _CREDENTIALS.sub(rf"\g<before>{MASK}\g<after>", text)
     return _IN_QUERY.sub(rf"\g<before>{MASK}", text)
+
+
+def unmasked(text: str, known: Iterable[str]) -> str:
+    """Return a URI with the password of the first of the known ones that has the same scheme, user, host and
+    port, if its own password is a mask.
+    """
+    mine = _login_of(text)
+    if mine is None or mine[-1] != MASK:
+        return text
+    for each in known:
+        other = _login_of(each)
+        if other is not None and other[:-1] == mine[:-1] and other[-1] != MASK:
+            return text.replace(f":{MASK}@", f":{other[-1]}@", 1)
+    return text
+
+
+def _login_of(text: str) -> tuple[str, str, str, int | None, str] | None:
+    """Return scheme, user, host, port and password as they stand in a URI; None without a password."""
+    try:
+        parts = urlsplit(text)
+        if parts.password is None:
+            return None
+        port = parts.port
+    except ValueError:
+        return None
+    return parts.scheme, parts.username or "", parts.hostname or "", port, parts.password
 
 
 def _hidden(text: str) -> str:

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import Enum
+from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from amqp_server.wire import confirm_level, shapes, tables
-from amqp_server.wire.delay_fields import DELAY_FIELD, DELIVER_AT_FIELD
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
 from quorum_queue.machine.run import KINDS_MAX, Attributes
 
@@ -126,7 +126,7 @@ class PublishRoute:
         self.mandatory = mandatory
         #: The exchange that counts the messages, opaque here.
         self.counted = counted
-        #: True if messages that are to wait do so in every queue.
+        #: True if messages that are to wait do so in every queue, whatever its declaration is.
         self.waits = waits
         #: True for messages that an operator takes from one queue to another: a queue may have had them
         #: before, and they are no duplicates.
@@ -135,6 +135,10 @@ class PublishRoute:
         self.targets = targets
         #: If routing depends on the message, or takes long.
         self.resolve = resolve
+
+
+#: In place of a time: the header that says how long the message waits is refused by queues that look at it.
+WRONG: Final = -1
 
 
 class Segment:
@@ -156,7 +160,8 @@ class Segment:
         "lane",
         "mix",
         "route",
-        "waits_until",
+        "waits",
+        "waits_read",
     )
 
     def __init__(self, route: PublishRoute, attributes: Attributes) -> None:
@@ -175,9 +180,12 @@ class Segment:
         #: The mix of segments that it alternates with, and its number in the mix.
         self.mix: Mix | None = None
         self.lane = 0
-        #: Until when its messages wait in queues that let messages wait, ms of this node's queue time; 0 for
-        #: not at all. Its attributes are then its own, so that it takes no other message.
-        self.waits_until = 0
+        #: Until when each message waits in queues that let messages wait, ms of this node's queue time; 0 for
+        #: not at all, WRONG if its header is refused there. None: no message waits. The first messages, if
+        #: not all were looked at yet.
+        self.waits: list[int] | None = None
+        #: Number of messages whose headers were looked at for that.
+        self.waits_read = 0
 
     @property
     def table(self) -> list[Attributes]:
@@ -212,15 +220,20 @@ class Segment:
 
     def may_turn_to(self, attributes: Attributes) -> bool:
         """True if messages with these attributes may be in one segment with the last one: they are confirmed
-        in the same way, and none is large or waits.
+        in the same way, and none is large.
         """
         mine = self.attributes
         return attributes is mine or (
             attributes.persistent is mine.persistent
             and attributes.frame_bytes == mine.frame_bytes == SMALL_FRAME
             and type(attributes) is type(mine)
-            and not self.waits_until
         )
+
+    @property
+    def stretches(self) -> int:
+        """Number of runs that a queue gets in which the messages wait: neighbours with one time are one."""
+        waits = self.waits
+        return 1 if waits is None else 1 + sum([before != after for before, after in pairwise(waits)])
 
     def fill_kinds(self) -> None:
         """Let `kinds` have all messages."""
@@ -252,11 +265,18 @@ class Segment:
             del self.heads[count:]
         if self.kinds is not None:
             del self.kinds[count:]
+        if self.waits is not None:
+            del self.waits[count:]
+        self.waits_read = min(self.waits_read, count)
 
     def join(self, later: Segment) -> None:
         """Take the messages of another read, with the same route and attributes. Neither segment may have a
-        head, or attributes, for each message.
+        head, or attributes, for each message; for both, the waits of all messages were read.
         """
+        if self.waits is not None or later.waits is not None:
+            mine = self.waits or [0] * len(self.contents)
+            self.waits = mine + (later.waits or [0] * len(later.contents))
+        self.waits_read += later.waits_read
         self.contents += later.contents
         if self.groups is not None and later.groups is not None:
             self.groups += later.groups
@@ -519,11 +539,6 @@ class Publisher:
                 start = offset
                 offset = tables.check(data, offset, end, self.table_depth_max)
                 if data.find(b"CC", start, offset) >= 0:
-                    return None
-                if (
-                    data.find(DELAY_FIELD, start, offset) >= 0
-                    or data.find(DELIVER_AT_FIELD, start, offset) >= 0
-                ):
                     return None
                 if data.find(confirm_level.FIELD, start, offset) >= 0:
                     level = confirm_level.of_table(data, start, offset)

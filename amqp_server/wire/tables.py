@@ -182,6 +182,11 @@ def has(table: bytes, name: bytes) -> bool:
     return any(field == name for field, _, _ in checked_entries(table))
 
 
+def value_at(data: bytes, offset: int) -> object:
+    """Decode the (checked) value whose type octet is at `offset`."""
+    return _value(data, offset)[0]
+
+
 def tables_in(table: bytes, name: bytes) -> Iterator[bytes]:
     """Yield the tables, encoded, in the array that a field of an encoded (and checked) table holds."""
     for field, start, after in checked_entries(table):

@@ -19,9 +19,6 @@ class Seen(NamedTuple):
     level: int
     run: Run
 
-    def places(self) -> Iterator[Place]:
-        return (Place(self.level, seq) for seq in self.run.seqs)
-
 
 class Search:
     """Looks for messages whose headers contain one of some byte strings. Others whose bodies are in memory

@@ -438,7 +438,9 @@ def test_who_looks_at_messages_waits_for_the_disk_and_changes_nothing(journalled
     node.drain()
     (found,) = seen
     assert [body for each in found for body in each.run.contents] == numbered(4, 7)
-    assert [place for each in found for place in each.places()] == [Place(0, seq) for seq in range(4, 8)]
+    assert [Place(each.level, seq) for each in found for seq in each.run.seqs] == [
+        Place(0, seq) for seq in range(4, 8)
+    ]
     assert [(run.seqs, run.contents, run.sizes) for run in host.machine.ready.runs()] == before
     assert host.resident_bytes == resident_bytes(host)
     # Messages that are gone when the disk has read them are left out, and none is taken for lost.

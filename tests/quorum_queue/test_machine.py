@@ -22,7 +22,7 @@ from quorum_queue.machine.consumers import ALL_IDS, Consumer
 from quorum_queue.machine.effects import Effects
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.peeking import Look, peek
-from quorum_queue.machine.ready import HEAD
+from quorum_queue.machine.ready import HEAD, Place
 from quorum_queue.machine.record import blocks
 from quorum_queue.machine.record.record import COPIES_MAX, MessageRecord
 from quorum_queue.machine.record.states import REASONS, STATES
@@ -490,7 +490,7 @@ class MachineComparison(RuleBasedStateMachine):
             assert 1 <= sum(len(seen.run.seqs) for seen in page) <= 3
             assert len(page) == len(page[0].run.seqs) == 1 or sum(seen.run.size for seen in page) <= 12
             found += [seen.run for seen in page]
-            *_, place = page[-1].places()
+            place = Place(page[-1].level, page[-1].run.seqs[-1])
         return found
 
     def teardown(self) -> None:

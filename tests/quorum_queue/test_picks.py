@@ -192,7 +192,7 @@ def test_a_look_goes_on_where_it_was_though_its_last_message_was_picked(size: in
     seen: list[int] = []
     place = Place(-1, 0)
     while found := peek(machine, Look(place, size, 1 << 20, waiting=True)):
-        places = [place for each in found for place in each.places()]
+        places = [Place(each.level, seq) for each in found for seq in each.run.seqs]
         seen += [each.position for each in places]
         place = places[-1]
         apply(machine, waiting_pick(-place.level, place.position), ("settle", PICKER, 0, 9999))

@@ -96,6 +96,18 @@ def from_rabbitmq(algorithm: str, encoded: str) -> str:
     return f"{digest}${encoded}"
 
 
+def algorithm_of(encoded: str) -> str:
+    """Return the algorithm of a `password_hash` that comes without one: that of RabbitMQ, SHA-256, unless the
+    length is another one's. Hashes of rabbitmqadmin come so.
+    """
+    if encoded.startswith(OWN_MARK):
+        return OWN_ALGORITHM
+    for algorithm, digest in RABBITMQ_ALGORITHMS.items():
+        if len(encoded) == 4 * -(-(RABBITMQ_SALT_BYTES + _new(digest).digest_size) // 3):
+            return algorithm
+    return "rabbit_password_hashing_sha256"
+
+
 def _own(encoded: str) -> str:
     from argon2 import extract_parameters
     from argon2.exceptions import InvalidHashError

@@ -64,6 +64,7 @@ class Queue:
         "_timer_set",
         "arguments",
         "auto_delete",
+        "delays",
         "deleted",
         "durable",
         "effective",
@@ -111,6 +112,8 @@ class Queue:
         self.exclusive = record.exclusive
         #: The header that names a message's group; empty if the queue has no message groups.
         self.group_header = parsed.group_header
+        #: True if messages may wait in it before they are delivered first.
+        self.delays = parsed.delayed
         self.type: QueueType = parsed.type
         #: Slots of the delivered marks of a durable queue on this node, one for each priority level.
         self.marks: list[int] = []
@@ -145,11 +148,6 @@ class Queue:
         return machine_settings(
             self.effective, self.record, config.message_status_window_ms, config.message_status_count
         )
-
-    @property
-    def delays(self) -> bool:
-        """True if messages may wait in it before they are delivered first."""
-        return self.parsed.delayed
 
     @property
     def declared_settings(self) -> Settings:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from amqp_server.channel.delays import check_waits
 from amqp_server.channel.publish import begin_publish, hand_over, publish
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.channel.transactions.commit_answers import CommitOrigin
@@ -62,6 +63,8 @@ class Transaction:
         #: What the client has called itself, for all transactions of the channel.
         self.producer: Producer | None = None
         self._part_count = 0
+        #: True if a message has a header that may let it wait.
+        self._some_wait = False
         #: The last acks are joined when they have more pieces than this.
         self._join_from = JOIN_FROM
         self._all_open = channel.broker.open_transactions
@@ -136,6 +139,7 @@ class Transaction:
             self._all_open.add(self)
         # In a transaction a mix has no answers of its own.
         segment.mix = None
+        self._some_wait = self._some_wait or segment.waits is not None
         if not self.segments and EPOCH in segment.contents[0]:
             self._name_producer(segment.contents[0])
         size = sum(map(len, segment.contents))
@@ -149,12 +153,13 @@ class Transaction:
             and last.heads is None is segment.heads
             and last.kinds is None is segment.kinds
         ):
+            self._part_count += (segment.stretches - 1) * len(segment.route.targets)
             if len(last.contents) < PART_MESSAGES_MAX and self._last_bytes < PART_BYTES_MAX:
                 last.join(segment)
                 self._last_bytes += size
                 return
         else:
-            self._part_count += max(1, len(segment.route.targets))
+            self._part_count += max(1, segment.stretches * len(segment.route.targets))
         self.segments.append(segment)
         self._last_bytes = size
 
@@ -196,6 +201,26 @@ class Transaction:
                 if queue is not None and queue.record.publishes_paused:
                     raise PreconditionFailed(
                         f"{NOTHING_DONE}, because publishes to queue '{queue.name}' are paused"
+                    )
+
+    def check_waits(self) -> None:
+        """Raises PreconditionFailed if a queue refuses the header that says how long a message waits: nothing
+        of it is done. Queues that were there at the publish have refused it then.
+        """
+        if not self._some_wait:
+            return
+        connection, queues = self._channel.connection, self._channel.vhost.queues
+        for segment in self.segments:
+            if segment.waits is None:
+                continue
+            for target in segment.route.targets:
+                present = queues.get(target.name) if target.deleted else None
+                if present is None or not present.delays:
+                    continue
+                found = check_waits(connection, segment)
+                if found is not None:
+                    raise PreconditionFailed(
+                        f"{NOTHING_DONE}, because of a message for queue '{target.name}': {found[1].text}"
                     )
 
     def check_acks(self) -> None:
@@ -364,6 +389,7 @@ class Transaction:
         segments, self.segments = self.segments, []
         self._unfinished.bytes -= self.published_bytes
         self.published_bytes = self._last_bytes = 0
+        self._some_wait = False
         return segments
 
     def _settlements(self) -> list[tuple[str, list[Piece]]]:

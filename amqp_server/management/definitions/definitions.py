@@ -22,6 +22,7 @@ from amqp_server.management.definitions.for_rabbitmq import ForRabbitMQ
 from amqp_server.management.definitions.importing import Import
 from amqp_server.management.request.answer import NO_CONTENT, Answer, encode, plain
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.identity import cluster_name
 from amqp_server.management.resources import parameters, policies
 from amqp_server.management.resources.bindings import BindingView, bindings_of
 from amqp_server.management.resources.exchanges import Seen, exchanges_of
@@ -47,12 +48,24 @@ async def definitions(call: Call) -> Answer:
     access, records = broker.access, broker.runtime.parameters
     rabbitmq = ForRabbitMQ() if call.flag("for-rabbitmq") else None
     own = [call.vhost()] if "vhost" in call.path else [vhost.name for vhost in broker.vhost_records]
-    told: Row = {"rabbit_version": config.announce_version}
-    if "vhost" not in call.path:
+    told: Row = {
+        "rabbit_version": config.announce_version,
+        "rabbitmq_version": config.announce_version,
+        "product_name": config.announce_product,
+        "product_version": VERSION,
+    }
+    if "vhost" in call.path:
+        record = broker.vhost_records.require(own[0])
         told |= {
-            "rabbitmq_version": config.announce_version,
-            "product_name": config.announce_product,
-            "product_version": VERSION,
+            "rabbitmq_definition_format": "single_virtual_host",
+            "original_vhost_name": record.name,
+            "description": record.description,
+            "metadata": metadata_of(record),
+        }
+    else:
+        told |= {
+            "rabbitmq_definition_format": "cluster",
+            "original_cluster_name": cluster_name(call.parts),
             "users": await _rows(
                 call, access.users, _only(rabbitmq, ForRabbitMQ.user, lambda user: _user(call, user))
             ),

@@ -16,6 +16,8 @@ from amqp_server.management.request.call import Call
 from amqp_server.wire import content
 
 PATTERN_BYTES_MAX = 256
+#: Longest name of a header.
+NAME_BYTES_MAX = 255
 #: Units of an age, s.
 _UNITS = {"s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _AGE = re.compile(r"([0-9]{1,9})([smhd])")
@@ -110,6 +112,67 @@ def wanted(asked: Conditions, now_ms: int) -> Iterator[Wanted]:
         with refusing(UnicodeEncodeError):
             named = asked.message_id.encode()
         yield lambda message: message_id_of(message.header()) == named
+
+
+#: Returns False for the frames of a message that does not fulfil a condition, without a copy of any part.
+#: True says nothing.
+Sieve = Callable[[bytes], bool]
+
+
+def sieves(asked: Conditions) -> list[Sieve]:
+    """Return quick looks at messages: most of those that are not meant need not be decoded."""
+    found: list[Sieve] = []
+    if asked.header is not None:
+        name, _, value = asked.header.partition("=")
+        found.append(_header_sieve(name.encode(errors="replace"), value.encode(errors="replace")))
+    if asked.contains is not None:
+        found.append(_body_sieve(asked.contains.encode()))
+    if asked.message_id is not None:
+        found.append(_id_sieve(asked.message_id.encode(errors="replace")))
+    return found
+
+
+def _header_end(item: bytes) -> int:
+    """Return the end of the first frame, which is the content header."""
+    return 8 + int.from_bytes(item[3:7], "big")
+
+
+def _header_sieve(name: bytes, value: bytes) -> Sieve:
+    # No header has a longer name.
+    mark = bytes((len(name),)) + name if len(name) <= NAME_BYTES_MAX else b""
+    text = b"S" + len(value).to_bytes(4, "big") + value
+
+    def may_have(item: bytes) -> bool:
+        end = _header_end(item)
+        at = item.find(mark, 0, end) + len(mark) if mark else -1
+        if at < len(mark) or not mark:
+            return False
+        if item.startswith(text, at) or item[at] != ord("S") or item.find(mark, at, end) >= 0:
+            # Numbers and other types are compared as texts, and the bytes may stand in a value, too.
+            return True
+        start = at + 5
+        # What is no text is shown as one.
+        return not item[start : start + int.from_bytes(item[at + 1 : start], "big")].isascii()
+
+    return may_have
+
+
+def _body_sieve(sought: bytes) -> Sieve:
+    def may_contain(item: bytes) -> bool:
+        end = _header_end(item)
+        # The text may be cut by the end of a frame.
+        return item.find(sought, end) >= 0 or len(item) > end + 8 + int.from_bytes(
+            item[end + 3 : end + 7], "big"
+        )
+
+    return may_contain
+
+
+def _id_sieve(sought: bytes) -> Sieve:
+    def may_have(item: bytes) -> bool:
+        return item.find(sought, 0, _header_end(item)) >= 0
+
+    return may_have
 
 
 def message_id_of(properties: content.Properties) -> bytes:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from functools import partial
 from typing import Annotated, Any, Literal
@@ -20,8 +20,10 @@ from amqp_server.management.messages.by_hand import read_stream, require_read
 from amqp_server.management.messages.conditions import (
     Conditions,
     Message,
+    Wanted,
     message_id_of,
     require_version,
+    sieves,
     since_ms,
     wanted,
 )
@@ -44,6 +46,8 @@ LOOK_BYTES = 1 << 20
 TRUNCATE, TRUNCATE_MAX = 50_000, 1 << 20
 #: A stream has no message behind this time, s since 1970. Python has no times behind the year 9999.
 LATEST_S = int(datetime(9999, 12, 31, tzinfo=UTC).timestamp())
+#: Messages that are passed over before other tasks may run.
+PASSED_AT_ONCE = 64
 #: Header with the place of a delivered message in its stream.
 OFFSET = b"x-stream-offset"
 #: An empty table.
@@ -95,17 +99,17 @@ async def look(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
     if asked.ids is not None:
         return await _look_for(call, queue, asked, asked.ids)
     try:
-        found = await (_of_stream if queue.type.is_stream else _of_queue)(call, queue, asked)
+        if not queue.type.is_stream:
+            return await _look_into(call, queue, asked, wants)
+        found = await _of_stream(call, queue, asked)
     except AMQPError as error:
         raise refusal_of(error) from None
     rows: list[dict[str, Any]] = []
-    looked_at, last = 0, None
     for each in found:
         await call.slices.rest()
-        looked_at, last = looked_at + 1, each.place
         if all(fulfils(each) for fulfils in wants):
             rows.append(await _row(call, each, asked))
-    return {"messages": rows, "looked_at": looked_at, "next": last}
+    return {"messages": rows, "looked_at": len(found), "next": found[-1].place if found else None}
 
 
 async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
@@ -134,9 +138,26 @@ async def _ask_others(call: Call, queue: Queue, asked: Query) -> dict[str, Any]:
 # -- what is there -------------------------------------------------------------------------------------------
 
 
-async def _of_queue(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
-    host = host_of(call.broker, queue)
-    return _messages(call, host, await _seen(call, host, queue, asked))
+async def _look_into(call: Call, queue: Queue, asked: Query, wants: Sequence[Wanted]) -> dict[str, Any]:
+    """As `look`, on a node that has the queue's messages."""
+    host, now_ms = host_of(call.broker, queue), call.broker.clock.wall_ms()
+    rows: list[dict[str, Any]] = []
+    looked_at, last, passed_over = 0, None, sieves(asked)
+    for seen in await _seen(call, host, queue, asked):
+        run = seen.run
+        contents = run.contents or []
+        for index, item in enumerate(contents):
+            if not index % PASSED_AT_ONCE:
+                await call.slices.rest()
+            if not all(may_be(item) for may_be in passed_over):
+                continue
+            await call.slices.rest()
+            each = _message(host, seen, index, now_ms)
+            if all(fulfils(each) for fulfils in wants):
+                rows.append(await _row(call, each, asked))
+        looked_at += len(contents)
+        last = f"{seen.level}.{run.seqs[-1]}"
+    return {"messages": rows, "looked_at": looked_at, "next": last}
 
 
 async def _seen(
@@ -178,32 +199,30 @@ async def _look_for(call: Call, queue: Queue, asked: Query, ids: str) -> dict[st
         for index, item in enumerate(seen.run.contents or ()):
             if not any(each in item for each in sought):
                 continue
-            for message in _messages(call, host, [Seen(seen.level, seen.run.part(index, index + 1))]):
-                if message_id_of(message.header()) in sought:
-                    rows.append(await _row(call, message, asked))
+            message = _message(host, seen, index, call.broker.clock.wall_ms())
+            if message_id_of(message.header()) in sought:
+                rows.append(await _row(call, message, asked))
     last = None if search.last is None else f"{search.last.level}.{search.last.position}"
     return {"messages": rows, "looked_at": search.looked_at, "next": last}
 
 
-def _messages(call: Call, host: Host, found: Iterable[Seen]) -> Iterator[Message]:
-    now_ms = call.broker.clock.wall_ms()
-    for seen in found:
-        run = seen.run
-        due = None if seen.level >= 0 else now_ms + host.ms_until(-seen.level)
-        for index, (place, item) in enumerate(zip(seen.places(), run.contents or (), strict=True)):
-            payload, body = content.split(item)
-            head = run.head_of(index)
-            split = 1 + head[0]
-            yield Message(
-                f"{place.level}.{place.position}",
-                head[1:split].decode(errors="replace"),
-                head[split + 1 : split + 1 + head[split]].decode(errors="replace"),
-                run.redelivered,
-                partial(content.Properties.parse, payload, checked=True),
-                body,
-                due,
-                partial(_came_ms, host, place.position, now_ms),
-            )
+def _message(host: Host, seen: Seen, index: int, now_ms: int) -> Message:
+    """Return one of the messages, which has its body. `now_ms`: the wall clock."""
+    run, position = seen.run, seen.run.seqs[index]
+    assert run.contents is not None
+    payload, body = content.split(run.contents[index])
+    head = run.head_of(index)
+    split = 1 + head[0]
+    return Message(
+        f"{seen.level}.{position}",
+        head[1:split].decode(errors="replace"),
+        head[split + 1 : split + 1 + head[split]].decode(errors="replace"),
+        run.redelivered,
+        partial(content.Properties.parse, payload, checked=True),
+        body,
+        None if seen.level >= 0 else now_ms + host.ms_until(-seen.level),
+        partial(_came_ms, host, position, now_ms),
+    )
 
 
 def _came_ms(host: Host, position: int, now_ms: int) -> int | None:
@@ -211,7 +230,7 @@ def _came_ms(host: Host, position: int, now_ms: int) -> int | None:
     return None if came_ms is None else now_ms + host.ms_until(came_ms)
 
 
-async def _of_stream(call: Call, queue: Queue, asked: Query) -> Iterable[Message]:
+async def _of_stream(call: Call, queue: Queue, asked: Query) -> list[Message]:
     after, count = asked.after, asked.count
     if after and not (after.isascii() and after.isdigit()):
         raise bad_request("after must be an offset of the stream")

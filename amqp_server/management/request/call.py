@@ -208,9 +208,9 @@ class Call:
         """True if the query sets this name to true."""
         return self.query.get(name) == "true"
 
-    def switch(self, name: str) -> bool:
+    def switch(self, name: str, *, default: bool = False) -> bool:
         # Tools in Python write True and False.
-        value = self.query.get(name, "false").lower()
+        value = self.query.get(name, str(default)).lower()
         if value not in ("true", "false"):
             raise bad_request(f"{name} must be true or false")
         return value == "true"

@@ -42,6 +42,11 @@ FEATURES = {
 }
 
 
+async def version(call: Call) -> str:
+    """The version that clients see."""
+    return call.broker.config.announce_version
+
+
 async def overview(call: Call) -> Any:
     parts, broker, stats = call.parts, call.broker, call.stats
     vhosts = call.vhosts()
@@ -194,6 +199,9 @@ def _node_row(call: Call) -> Row:
         "net_ticktime": config.cluster_dead_ms // 1000,
         "mem_calculation_strategy": "rss",
         "applications": [{"name": "mqd", "description": "AMQP 0-9-1 broker", "version": VERSION}],
+        "rabbitmq_version": config.announce_version,
+        "erlang_version": "",
+        "erlang_full_version": "",
         "auth_mechanisms": [
             {"name": name, "description": f"SASL {name} authentication mechanism", "enabled": enabled}
             for name, enabled in (

@@ -17,7 +17,7 @@ from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, b
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.request.other_nodes import Row, ask_others
-from amqp_server.shovels.definition import Definition, InvalidShovel, acts_as, may_reach, parse
+from amqp_server.shovels.definition import Definition, InvalidShovel, acts_as, may_reach, parse, unmasked
 from amqp_server.shovels.uri import InvalidUri
 
 if TYPE_CHECKING:
@@ -69,6 +69,10 @@ def asked(call: Call, vhost: str, name: str, value: object) -> ParameterRecord:
         raise bad_request(
             "only administrators, and users of this broker who log in with a password, may set shovels"
         )
+    before = call.broker.runtime.parameters.get(vhost, SHOVEL, name)
+    if before is not None and not user:
+        # Tools read a shovel, change a part of it, and write it back.
+        value = unmasked(value, before.decoded)
     return prepared(call.broker, vhost, name, value, user=user)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from amqp_server.broker.access.password import InvalidPasswordHash, from_rabbitmq, to_rabbitmq
+from amqp_server.broker.access.password import InvalidPasswordHash, algorithm_of, from_rabbitmq, to_rabbitmq
 from amqp_server.broker.access.permissions import InvalidPermission, Permission
 from amqp_server.broker.access.users import User, UserRefused, checked_name, checked_tags, hashed
 from amqp_server.broker.declared.operations import (
@@ -46,7 +46,6 @@ if TYPE_CHECKING:
 
 #: Bytes of a password that nobody knows.
 RANDOM_PASSWORD_BYTES = 32
-DEFAULT_ALGORITHM = "rabbit_password_hashing_sha256"
 
 
 def _shown(call: Call, user: User) -> dict[str, Any]:
@@ -78,7 +77,8 @@ class UserRequest(msgspec.Struct):
 
     password: str | None = None
     password_hash: str | None = None
-    hashing_algorithm: str = DEFAULT_ALGORITHM
+    #: If it is missing, the length of the hash says which it is.
+    hashing_algorithm: str | None = None
     tags: str | list[str] | None = None
 
 
@@ -107,7 +107,8 @@ async def _hash(asked: UserRequest, before: User | None, checks: PasswordChecks)
     if asked.password is not None:
         return await checks.run(hashed, asked.password)
     if asked.password_hash:
-        return from_rabbitmq(asked.hashing_algorithm, asked.password_hash)
+        encoded = asked.password_hash
+        return from_rabbitmq(asked.hashing_algorithm or algorithm_of(encoded), encoded)
     if asked.password_hash is None and before is not None:
         return before.password_hash
     if asked.password_hash is None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from msgspec.structs import replace
 
-from amqp_server.broker.declared.operations import DeleteVhost, PutVhost
+from amqp_server.broker.declared.operations import DeleteVhost, PutVhost, SetPermission
 from amqp_server.broker.declared.parameters import GLOBAL, TRACING, ParameterRecord, ParameterRefused
 from amqp_server.broker.declared.vhosts import VhostRecord, VhostRefused
 from amqp_server.management.changes.proposals import clear_parameter, propose, require_version, set_parameter
@@ -107,6 +107,11 @@ class VhostRequest(msgspec.Struct):
 
 
 async def put_vhost(call: Call) -> Answer:
+    """Create or change a vhost. As in RabbitMQ, a user who creates one has all permissions there.
+
+    `grant=false`: nobody has any.
+    """
+    grant = call.switch("grant", default=True)
     asked = call.read(VhostRequest)
     tags = asked.tags.split(",") if isinstance(asked.tags, str) else asked.tags or []
     told = tuple(tag.strip() for tag in tags if tag.strip())
@@ -127,7 +132,17 @@ async def put_vhost(call: Call) -> Answer:
         )
         if asked.tracing is not None:
             await _trace(call.broker, name, on=asked.tracing)
+        if new and grant:
+            await _grant_all(call, name)
     return created(new)
+
+
+async def _grant_all(call: Call, vhost: str) -> None:
+    """Give all permissions in a new vhost to the user who has created it."""
+    access, user = call.broker.access, call.user.name
+    if call.scopes is None and access.users.get(user) is not None:
+        # Others have their permissions from a token or from the HTTP backend.
+        await propose(call.broker, SetPermission(access.permissions.prepare(user, vhost, ".*", ".*", ".*")))
 
 
 async def create_vhost(

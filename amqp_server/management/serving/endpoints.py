@@ -63,6 +63,7 @@ ENDPOINTS = (
     _get("/api/cluster-name", MANAGEMENT, node.cluster_name),
     _put("/api/cluster-name", ADMINISTRATOR, parameters.put_cluster_name),
     _get("/api/whoami", MANAGEMENT, node.whoami),
+    _get("/api/version", MANAGEMENT, node.version),
     _get("/api/nodes", MONITORING, node.nodes, everywhere=True),
     _get("/api/nodes/{node}", MONITORING, node.node, everywhere=True),
     _get("/api/nodes/{node}/memory", MONITORING, node.memory, everywhere=True),

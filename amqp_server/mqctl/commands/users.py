@@ -129,7 +129,7 @@ def add_vhost(invocation: Invocation, vhost: str, description: str, default_queu
     body = {"description": description}
     if default_queue_type is not None:
         body["default_queue_type"] = default_queue_type
-    invocation.client.put("vhosts", vhost, body=body)
+    invocation.client.put("vhosts", vhost, body=body, grant="false")
 
 
 @mqctl.command("set_vhost_tags", help="Replaces the tags of a virtual host, which are texts for operators.")

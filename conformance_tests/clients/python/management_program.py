@@ -1,15 +1,17 @@
 """Tools of the management API: pyrabbit2, rabbitmq-admin, AMQPStorm's, Flower's, and RabbitMQ's own
-rabbitmqadmin where it is installed.
+rabbitmqadmin where it is installed: that of its package, and version 2.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -276,6 +278,141 @@ def rabbitmqadmin_declares() -> None:
         contains(error, "*** Not found")
 
 
+def _second_version() -> str | None:
+    """Return the program rabbitmqadmin of version 2, which is in Rust, if it is installed."""
+    for place in (*os.get_exec_path(), str(Path.home() / ".cargo/bin")):
+        program = Path(place) / "rabbitmqadmin"
+        if not os.access(program, os.X_OK):
+            continue
+        told = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=60, check=False)
+        if told.stdout.startswith("rabbitmqadmin 2."):
+            return str(program)
+    return None
+
+
+RABBITMQADMIN_2 = _second_version()
+
+
+def admin2(*arguments: str, vhost: str = VHOST) -> str:
+    """Run rabbitmqadmin 2; its error is an error of the check."""
+    login = ["--host", host, "--port", str(port), "--username", user, "--password", password]
+    command = [str(RABBITMQADMIN_2), "--non-interactive", *login, "--vhost", vhost]
+    done = subprocess.run([*command, *arguments], capture_output=True, text=True, timeout=60, check=False)
+    if done.returncode:
+        raise CheckFailed(f"rabbitmqadmin {' '.join(arguments)}: {done.stdout}{done.stderr}")
+    return done.stdout
+
+
+def refused2(why: str, *arguments: str) -> None:
+    try:
+        admin2(*arguments)
+    except CheckFailed as error:
+        contains(str(error), why)
+        return
+    raise CheckFailed(f"rabbitmqadmin {' '.join(arguments)} was not refused")
+
+
+def rabbitmqadmin_2_lists() -> None:
+    for what in (
+        "nodes", "users", "vhosts", "permissions", "connections", "channels", "queues", "exchanges", "bindings",
+        "consumers", "policies", "operator_policies", "vhost_limits", "user_limits", "feature_flags",
+        "deprecated_features", "deprecated_features_in_use",
+    ):  # fmt: skip
+        admin2("list", what)
+    for command in ("overview", "churn", "endpoint"):
+        admin2("show", command)
+    contains(admin2("users", "list"), user)
+    for check in ("local_alarms", "cluster_wide_alarms", "node_is_quorum_critical"):
+        admin2("health_check", check)
+    admin2("health_check", "protocol_listener", "--protocol", "amqp")
+    refused2("No active listener", "health_check", "port_listener", "--port", "1")
+    admin2("parameters", "list_all")
+    admin2("global_parameters", "list")
+    admin2("rebalance", "queues")
+    admin2("plugins", "list_all")
+
+
+def rabbitmqadmin_2_sends_in_a_vhost_that_it_has_made() -> None:
+    vhost, odd = name("admin2 %2F?&+"), "odd ü/%2F&?#+"
+    admin2("vhosts", "declare", "--name", vhost, "--default-queue-type", "quorum")
+    try:
+        in_it = partial(admin2, vhost=vhost)
+        in_it("queues", "declare", "--name", odd, "--type", "classic", "--durable", "true")
+        in_it("exchanges", "declare", "--name", odd, "--type", "topic", "--durable", "true")
+        bound = (
+            "--source",
+            odd,
+            "--destination-type",
+            "queue",
+            "--destination",
+            odd,
+            "--routing-key",
+            "a.~.#",
+        )
+        in_it("bindings", "declare", *bound)
+        published = in_it("publish", "message", "-e", odd, "-k", "a.~", "-m", "hello ü")
+        contains(published, "Message published")
+        contains(in_it("get", "messages", "-q", odd, "--ack-mode", "ack_requeue_false"), "hello ü")
+        contains(in_it("definitions", "export_from_vhost", "--stdout"), odd)
+        in_it("bindings", "delete", *bound)
+        in_it("purge", "queue", "--name", odd)
+        admin2("vhosts", "enable_deletion_protection", "--name", vhost)
+        refused2("protected from deletion", "vhosts", "delete", "--name", vhost)
+        admin2("vhosts", "disable_deletion_protection", "--name", vhost)
+    finally:
+        admin2("vhosts", "delete", "--name", vhost)
+    refused2("404", "vhosts", "delete", "--name", vhost)
+    admin2("vhosts", "delete", "--name", vhost, "--idempotently")
+
+
+def rabbitmqadmin_2_changes_policies() -> None:
+    queue = name("admin2-queue")
+    pattern = ("--pattern", f"^{queue}$", "--apply-to", "queues", "--priority", "5")
+    for group in ("policies", "operator_policies"):
+        admin2(
+            group,
+            "declare",
+            "--name",
+            queue,
+            *pattern,
+            "--definition",
+            '{"max-length":9,"message-ttl":60000}',
+        )
+        admin2(
+            group, "update_definition", "--name", queue, "--definition-key", "max-length", "--new-value", "8"
+        )
+        admin2(group, "delete_definition_keys", "--name", queue, "--definition-keys", "message-ttl")
+        matching = admin2(group, "list_matching_object", "--name", queue, "--type", "queues")
+        contains(matching, "max-length: 8")
+        that("message-ttl" not in matching, "the key was deleted")
+        admin2(group, "delete", "--name", queue)
+
+
+def rabbitmqadmin_2_makes_users() -> None:
+    for algorithm in ("SHA256", "SHA512"):
+        made = name(f"admin2-{algorithm}")
+        secret = ("--password", "secret", "--hashing-algorithm", algorithm, "--tags", "management")
+        admin2("users", "declare", "--name", made, *secret)
+        admin2("permissions", "declare", "--user", made, "--configure", "^$", "--read", ".*", "--write", "^$")
+        admin2("user_limits", "declare", "--user", made, "--name", "max-channels", "--value", "7")
+        contains(admin2("user_limits", "list", "--user", made), "max-channels: 7")
+        answer = requests.get(f"http://{host}:{port}/api/whoami", auth=(made, "secret"), timeout=60)
+        # RabbitMQ takes a hash without its algorithm for one of its default algorithm.
+        that(answer.status_code == 200 or algorithm == "SHA512", f"login with {algorithm}: {answer.text}")
+        admin2("users", "delete", "--name", made)
+
+
+def rabbitmqadmin_2_changes_shovels() -> None:
+    shovel = name("admin2-shovel")
+    uri = f"amqps://{user}:{password}@127.0.0.1:1"
+    ends = ("--source-uri", uri, "--destination-uri", uri, "--source-queue", "a", "--destination-queue", "b")
+    admin2("shovels", "declare_amqp091", "--name", shovel, *ends)
+    for end in ("source", "destination"):
+        admin2("shovels", f"disable_tls_peer_verification_for_all_{end}_uris")
+    contains(admin2("parameters", "list", "--component", "shovel"), "verify=verify_none")
+    admin2("shovels", "delete", "--name", shovel)
+
+
 def main() -> int:
     results = Checks()
     for check in (
@@ -291,6 +428,15 @@ def main() -> int:
     if RABBITMQADMIN is not None:
         results.run(rabbitmqadmin_lists)
         results.run(rabbitmqadmin_declares)
+    if RABBITMQADMIN_2 is not None:
+        for check in (
+            rabbitmqadmin_2_lists,
+            rabbitmqadmin_2_sends_in_a_vhost_that_it_has_made,
+            rabbitmqadmin_2_changes_policies,
+            rabbitmqadmin_2_makes_users,
+            rabbitmqadmin_2_changes_shovels,
+        ):
+            results.run(check)
     return results.finish()
 
 

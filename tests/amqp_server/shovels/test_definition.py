@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from amqp_server.shovels import uri
-from amqp_server.shovels.definition import InvalidShovel, acts_as, masked, may_reach, parse
+from amqp_server.shovels.definition import InvalidShovel, acts_as, masked, may_reach, parse, unmasked
 from amqp_server.shovels.rewriting import addressing
 from amqp_server.shovels.session import Delivery
 from amqp_server.shovels.uri import InvalidUri, Uri
@@ -176,6 +176,28 @@ def test_passwords_in_uris_are_shown_as_stars_and_a_masked_uri_is_refused() -> N
     assert "secret" not in repr(uri.parse("amqp://u:secret@h"))
     with pytest.raises(InvalidShovel, match="its password is masked"):
         parse("s", masked(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "amqps://u:***@h:7",
+        "amqp://u:***@h",
+        "amqp://v:***@h:7",
+        "amqp://u:***@h.example:7",
+        "amqp://u:***x@h:7",
+        "amqp://u@h:7",
+        "amqp://u:***@h:x",
+        "amqp://u:***@[h:7",
+        "",
+    ],
+)
+def test_a_mask_stands_for_a_password_of_the_same_scheme_user_host_and_port(text: str) -> None:
+    before = GOOD | {"src-uri": "amqp://u:can%40ary@h:7/v", "dest-uri": ["amqp://u:***@h:7", 5]}
+    masked_one = GOOD | {"src-uri": ["amqp://u:***@h:7?verify=verify_none", text]}
+    told = unmasked(masked_one, before)
+    assert told == masked_one | {"src-uri": ["amqp://u:can%40ary@h:7?verify=verify_none", text]}
+    assert unmasked("text", before) == "text" and unmasked(masked_one, 5) == masked_one
 
 
 def test_a_shovel_within_the_node_acts_as_the_user_who_set_it() -> None:

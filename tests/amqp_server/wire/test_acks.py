@@ -1,4 +1,6 @@
-"""Acks read from raw bytes, three ways: whole, byte by byte, and with other data behind them."""
+"""Acks, rejects and nacks read from raw bytes, three ways: whole, byte by byte, and with other data behind
+them.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ def expanded(ranges: list[tuple[int, int]]) -> list[Ack]:
     return found
 
 
-def take_all(data: bytes) -> tuple[int, list[Ack]]:
+def take_all(data: bytes, verbs: tuple[str, ...] = ("settle",)) -> tuple[int, list[Ack]]:
     """Take the acks of the first frame's channel."""
     pos, found = 0, list[Ack]()
     while data.startswith(data[:3], pos):
-        after, ranges = acks.take(data, pos, len(data))
+        after, verb, ranges = acks.take(data, pos, len(data))
+        if verb not in verbs:
+            break
         found += expanded(ranges)
         if after == pos:
             break
@@ -90,17 +94,17 @@ def test_other_frames_end_the_acks(sent: list[Ack], trailing: bytes) -> None:
 
 def test_starts_where_it_is_told() -> None:
     data = acknowledge(1, 1) + acknowledge(1, 2) + acknowledge(1, 3)
-    assert acks.take(data, 21, 42) == (42, [(2, 2)])
+    assert acks.take(data, 21, 42) == (42, "settle", [(2, 2)])
 
 
 def test_neighbours_are_one_range() -> None:
     data = b"".join(acknowledge(1, tag) for tag in range(1, 1001))
-    assert acks.take(data, 0, len(data)) == (len(data), [(1, 1000)])
+    assert acks.take(data, 0, len(data)) == (len(data), "settle", [(1, 1000)])
 
 
 def test_tag_0_waits_for_what_stands_before_it() -> None:
     data = acknowledge(1, 1) + acknowledge(1, 0)
-    assert acks.take(data, 0, len(data)) == (21, [(1, 1)])
+    assert acks.take(data, 0, len(data)) == (21, "settle", [(1, 1)])
 
 
 @pytest.mark.parametrize("size", [0, 4, 11, 12, 14, 20, 525])
@@ -110,4 +114,38 @@ def test_frame_of_another_size_is_left(size: int) -> None:
     """
     payload = (acknowledge(1, 7)[7:-1] + b"\xce" * 600)[:size]
     data = raw(1, 1, payload) + acknowledge(1, 8)
-    assert acks.take(data, 0, len(data)) == (0, [])
+    assert acks.take(data, 0, len(data)) == (0, "", [])
+
+
+#: Method, bits of one tag, bits of `multiple`, and what becomes of the messages.
+KINDS = [
+    (80, 0, 1, "settle"),
+    (90, 0, None, "discard"),
+    (90, 1, None, "fail"),
+    (120, 0, 1, "discard"),
+    (120, 2, 3, "return"),
+]
+
+
+@given(_streams, st.sampled_from(KINDS))
+def test_rejects_and_nacks_are_taken_whole(sent: list[Ack], kind: tuple[int, int, int | None, str]) -> None:
+    method, single, multiple, verb = kind
+    if multiple is None:
+        sent = [(tag, False) for tag, _ in sent]
+    flags = {False: single, True: multiple}
+    data = b"".join(acknowledge(1, tag, method_id=method, flags=flags[each]) for tag, each in sent)
+    assert take_all(data, (verb,)) == (len(data), sent)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags"), [(80, 2), (90, 2), (90, 3), (120, 4), (70, 0), (110, 1), (121, 0)]
+)
+def test_other_bits_and_methods_are_left(method: int, flags: int) -> None:
+    data = acknowledge(1, 7, method_id=method, flags=flags)
+    assert acks.take(data, 0, len(data)) == (0, "", [])
+
+
+def test_another_kind_ends_the_range() -> None:
+    fail, discard = (acknowledge(1, tag, method_id=90, flags=flags) for tag, flags in ((1, 1), (2, 0)))
+    assert acks.take(fail + discard, 0, 42) == (21, "fail", [(1, 1)])
+    assert acks.take(fail + discard, 21, 42) == (42, "discard", [(2, 2)])
