@@ -290,6 +290,7 @@ class Administration:
         """Take this process out of its cluster, and out of all queues. May be called again if it was
         cancelled. Raises PreconditionFailed, Unavailable.
         """
+        self._check_only_on(self._cluster.node, own=True)
         await self._take_out(self._cluster.node, own=True)
 
     def _going(self, name: str) -> list[str]:

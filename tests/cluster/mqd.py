@@ -82,7 +82,8 @@ class MqdCluster(Cluster):
         planted.plant(place / "plant", "", 0)
         node = Node(
             place,
-            *("--node", name, "--cluster-secret-file", str(self._secret), "--workers", str(self._workers)),
+            *("--node", name, "--cluster-secret-file", str(self._secret)),
+            *(("--workers", str(self._workers)) if self._workers > 1 else ()),
             *("--disk-free-min-bytes", str(DISK_FLOOR_BYTES)),
             *("--peers", ",".join(f"{peer}={HOST}:{port}" for peer, port in dialled.items())),
             *self._options,

@@ -282,7 +282,13 @@ class MqdNodes:
         if old:
             self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
         begins_as = releases.program(releases.WHEELS[-1]) if old else program
-        self.cluster = MqdCluster(("n1", "n2", "n3"), *(() if old else OPTIONS), program=begins_as)
+        self.cluster = MqdCluster(
+            ("n1", "n2", "n3"),
+            *(() if old else OPTIONS),
+            program=begins_as,
+            # The last release has none in a cluster.
+            workers=1 if old else None,
+        )
         self._present = list(program)
         #: Nodes that run the last release.
         self._old = set(self.cluster.names) if old else set()

@@ -570,7 +570,7 @@ def test_a_node_does_not_leave_with_what_it_alone_has_come_to_have() -> None:
     queue_id = scene.place(client, "quorum", "da")
     scene.publish(client, "quorum")
     node = scene.nodes["d"]
-    leaving = scene.ask("leave", node, node.cluster.administration.forget("d"))
+    leaving = scene.ask("leave", node, node.cluster.administration.leave())
     scene.lead("b")
     # This change was asked for earlier, and comes first in the log.
     scene.nodes["b"].broker.propose(operations.SetMembers("/", "quorum", queue_id, ("d",), "d"))

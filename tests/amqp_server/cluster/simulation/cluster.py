@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import filterfalse
 from random import Random
 from typing import Any
 
 from amqp_server.cluster import administration
 from amqp_server.cluster import node as product
+from amqp_server.cluster.membership.machines import votes
 from amqp_server.cluster.topology_group import GROUP
 from quorum_queue.cluster.replica_group import Group
 from tests.amqp_server.cluster.simulation import waiting
@@ -410,7 +412,10 @@ class Cluster:
         if leader is None:
             return f"{what} has no leader"
         core = leader.core
-        if sorted(core.members.voters) != sorted(members) or core.members.learners:
+        # Further workers of a machine follow the topology for good.
+        following = sorted(filterfalse(votes, members)) if group_id == GROUP else []
+        voters = sorted(set(members) - set(following))
+        if sorted(core.members.voters) != voters or sorted(core.members.learners) != following:
             return f"{what} has members {core.members}, not {sorted(members)}"
         for name in members:
             group = self.nodes[name].cluster.replicas.groups.get(group_id)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import filterfalse
 from math import inf
 from random import Random
 from typing import Any, ClassVar
@@ -35,6 +36,7 @@ from amqp_server.broker.declared.operations import (
 )
 from amqp_server.broker.declared.parameters import POLICY, ParameterRecord
 from amqp_server.broker.declared.vhosts import VhostRecord
+from amqp_server.cluster.membership.machines import machines, votes, worker_name
 from amqp_server.cluster.topology_group import GROUP
 from amqp_server.cluster.wiring import FEATURES
 from quorum_queue.machine import versions
@@ -72,8 +74,13 @@ class Simulation(Cluster):
 
     def __init__(self, seed: int, *, steps: int = STEPS, trace: Callable[[str], None] | None = None) -> None:
         random = Random(seed)
-        names = "abcde"[: random.choice((3, 4, 5, 5))]
+        names = [*"abcde"[: random.choice((3, 4, 5, 5))]]
         founders = names[: random.choice((3, 3, len(names)))]
+        if seed % 5 == 4:
+            # Some of the machines that found the cluster have workers.
+            workers = Random(f"workers {seed}")
+            further = [worker_name(name, 1) for name in workers.sample(founders, workers.randrange(1, 4))]
+            names, founders = names + further, founders + further
         rates = {name: random.choice((0.6, 1.0, 1.0, 1.5)) for name in names}
         self.trouble = random.choice((0.0, 0.2, 0.5, 1.0, 1.0))
         #: In some runs policies change; this generator chooses the changes.
@@ -295,15 +302,16 @@ class Simulation(Cluster):
         if (
             topology is None
             or topology.core.members_index > topology.core.commit
-            or topology.core.members.learners
+            or any(votes(name) for name in topology.core.members.learners)
         ):
             return
+        # Machines with workers stay.
+        has_workers = machines(filterfalse(votes, self.names))
         outside = [name for name in self.names if name not in self.belonging]
         down = [name for name in self.belonging if not self.nodes[name].alive]
-        administration = node.cluster.administration
         if outside and random.random() < 0.6:
             self.ask("join", node, self._join(node, random.choice(outside)))
-        elif len(self.belonging) > 3 and len(down) == 1:
+        elif len(machines(self.belonging)) > 3 and len(down) == 1 and down[0] not in has_workers:
             if node.cluster.roster.version < versions.REMOVED:
                 # What the forgotten node still sends makes it an unnamed one for the others; docs/upgrade.md
                 # says to wait.
@@ -315,9 +323,9 @@ class Simulation(Cluster):
                 # What is left of a queue may have no majority; an operator would have to accept a loss.
                 return
             self.ask("forget", node, self._forget(node, down[0]))
-        elif len(self.belonging) > 3 and not down and node.name in self.belonging:
+        elif len(machines(self.belonging)) > 3 and not down and node.name not in has_workers:
             self.doubt_all()
-            self.ask("leave", node, administration.forget(node.name))
+            self.ask("leave", node, self._leave(node))
 
     @property
     def changing(self) -> bool:
@@ -334,6 +342,10 @@ class Simulation(Cluster):
             self.upgrade(name)
         self.wiped[name] = None
         await node.cluster.administration.join(name, "127.0.0.1:1")
+
+    async def _leave(self, node: SimulatedNode) -> None:
+        node.cluster.administration.may_leave()
+        await node.cluster.administration.leave()
 
     async def _forget(self, node: SimulatedNode, name: str) -> None:
         self.doubt_all()
