@@ -846,6 +846,19 @@ def test_what_expires_while_a_publish_is_on_its_way_may_make_room_for_it(talk: T
     assert len(queue.line()) == 2
 
 
+def test_a_queue_that_surely_refuses_says_nothing_about_another(talk: Talk) -> None:
+    talk.declare("full", max_length=1, overflow="reject-publish")
+    beside = talk.declare("beside")
+    talk.done(talk.model.select(talk.channel, "confirm"))
+    talk.publish("full")
+    talk.publish("full", headers={"CC": ["beside"]})
+    [copy] = beside.line()
+    # As if it might have been dropped.
+    copy.presence = Presence.MAYBE
+    talk.model.on_confirm(talk.channel, 2, multiple=False, nack=True)
+    assert beside.line() == [copy]
+
+
 def test_a_queue_of_the_last_release_may_go_with_what_expired_in_it_behind_others() -> None:
     talk = Talk(as_old(Broker()))
     dead = talk.declare("dead")

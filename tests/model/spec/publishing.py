@@ -296,12 +296,11 @@ class Publishes(Consuming):
                     copy.presence = Presence.SURE
             self.arrive(publishing)
             return
+        maybe = [copy for _, copy in publishing.copies if copy.presence is Presence.MAYBE]
+        # A queue that surely refuses says nothing about the others.
+        told = publishing.outcomes == {"ack", "nack"} and len(maybe) == 1
         for queue, copy in publishing.copies:
-            if (
-                copy.presence is Presence.MAYBE
-                and copy.choice is None
-                and len([c for _, c in publishing.copies if c.presence is Presence.MAYBE]) == 1
-            ):
+            if told and copy is maybe[0] and copy.choice is None:
                 if not copy.held:
                     copy.leave(NEVER)
             elif copy.arrived is None:
