@@ -237,6 +237,8 @@ class Node:
         )
         self.reload = Reload(whole, self.resources, self.broker.log_limit, reread)
         self.draining = Draining(self.server, self.cluster)
+        if worker is not None:
+            self._go_on_as_set(worker)
         self.conditions = ConditionWatch(
             config,
             alarms,
@@ -248,6 +250,14 @@ class Node:
         self.amqp_address = self.amqps_address = self.http_address = self.metrics_address = ""
         #: None until the node serves.
         self.shovels: Shovels | None = None
+
+    def _go_on_as_set(self, worker: Worker) -> None:
+        """What an operator has changed in the running node holds for a worker that starts again."""
+        for name, value in worker.changed_options().items():
+            self.reload.change(name, value, "changed in the running node")
+        if worker.drained:
+            self.draining.drain()
+        self.reload.tell, self.draining.tell = worker.option_changed, worker.note_drained
 
     def _stream_services(self, services: NodeServices, alarms: Alarms) -> StreamServices:
         config = self.config

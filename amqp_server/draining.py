@@ -7,7 +7,7 @@ The node stays a member of its queues. Nothing of this is stored: a node that re
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 import trio
@@ -35,6 +35,8 @@ class Draining:
         self._config = server.config
         self._changed = trio.Event()
         self.drained = False
+        #: Gets whether the node is drained, whenever that changes.
+        self.tell: Callable[[bool], None] = lambda drained: None
         #: Groups that this node leads and others could lead; None if that is not known.
         self.leaders_left: int | None = None
 
@@ -59,6 +61,7 @@ class Draining:
         self._change()
 
     def _change(self) -> None:
+        self.tell(self.drained)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 

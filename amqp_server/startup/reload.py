@@ -42,6 +42,9 @@ class Reload:
         self._resources = resources
         self._log_limit = log_limit
         self._reread = reread
+        #: Gets the name and the value of an option that an operator has changed in the running node; None if
+        #: the configuration counts again.
+        self.tell: Callable[[str, Any], None] = lambda name, value: None
         self.certificates: list[Reloaded] = []
         #: Options that take effect in a running node.
         self._apply: dict[str, Callable[[Config], None]] = {
@@ -67,6 +70,7 @@ class Reload:
         self._apply[name](config)
         self._config = config
         self._changed[name] = source
+        self.tell(name, getattr(config, name))
 
     def in_force(self) -> list[dict[str, Any]]:
         """Return all options with the values in force, and where these come from; no secrets."""
@@ -114,6 +118,7 @@ class Reload:
             if name in self._apply:
                 self._apply[name](config)
                 self._changed.pop(name, None)
+                self.tell(name, None)
         later = [name for name in changed if name not in self._apply]
         logger.info("the configuration was reloaded: %s", ", ".join(changed) or "nothing has changed")
         if later:

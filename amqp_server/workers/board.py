@@ -15,6 +15,13 @@ MEMORY: Final = 1
 #: 1 while the worker serves.
 SERVES: Final = 2
 COLUMNS: Final = 3
+#: What an operator has changed in the running node, for workers that start again: the memory limit, bytes;
+#: the floor of free disk, bytes; the log level, as `logging` counts; 1 if the node is drained.
+MEMORY_LIMIT: Final = 0
+DISK_FREE_MIN: Final = 1
+LOG_LEVEL: Final = 2
+DRAINED: Final = 3
+SETTINGS: Final = 4
 _WORD: Final = 8
 
 
@@ -23,8 +30,8 @@ class Board:
 
     def __init__(self, workers: int) -> None:
         self._workers = workers
-        # Behind the rows, one word that any worker may write: the memory limit, or 0.
-        self._words = memoryview(mmap.mmap(-1, (workers * COLUMNS + 1) * _WORD)).cast("q")
+        # Behind the rows, words that any worker may write.
+        self._words = memoryview(mmap.mmap(-1, (workers * COLUMNS + SETTINGS) * _WORD)).cast("q")
 
     def note(self, worker: int, column: int, value: int) -> None:
         self._words[worker * COLUMNS + column] = value
@@ -39,14 +46,14 @@ class Board:
     def all(self, column: int) -> list[int]:
         return self._words[column : self._workers * COLUMNS : COLUMNS].tolist()
 
-    @property
-    def memory_limit_bytes(self) -> int:
-        """The limit that an operator has set while the node runs; 0 if none has."""
-        return self._words[-1]
+    def setting(self, which: int) -> int | None:
+        """Return what an operator has set while the node runs; None if nobody has."""
+        word = self._words[self._workers * COLUMNS + which]
+        # One more than the value, so that 0 is none.
+        return word - 1 if word else None
 
-    @memory_limit_bytes.setter
-    def memory_limit_bytes(self, limit: int) -> None:
-        self._words[-1] = limit
+    def set(self, which: int, value: int | None) -> None:
+        self._words[self._workers * COLUMNS + which] = 0 if value is None else value + 1
 
     def clear(self, worker: int) -> None:
         """The worker's process has ended."""

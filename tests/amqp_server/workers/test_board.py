@@ -10,7 +10,7 @@ import pytest
 
 from amqp_server.config import Config, InvalidOption
 from amqp_server.workers import cores
-from amqp_server.workers.board import CONNECTIONS, MEMORY, Board
+from amqp_server.workers.board import CONNECTIONS, MEMORY, MEMORY_LIMIT, Board
 from amqp_server.workers.worker import Worker, config_of, metrics_address
 
 
@@ -21,14 +21,14 @@ def test_processes_see_each_others_numbers() -> None:
     if not child:
         board.note(1, CONNECTIONS, 7)
         board.note(1, MEMORY, 1 << 40)
-        board.memory_limit_bytes = 9
+        board.set(MEMORY_LIMIT, 9)
         os._exit(0)
     os.waitpid(child, 0)
     assert board.all(CONNECTIONS) == [5, 7, 0]
     assert [board.others(worker, CONNECTIONS) for worker in range(3)] == [7, 5, 12]
-    assert (board.others(0, MEMORY), board.memory_limit_bytes) == (1 << 40, 9)
+    assert (board.others(0, MEMORY), board.setting(MEMORY_LIMIT)) == (1 << 40, 9)
     board.clear(1)
-    assert board.all(CONNECTIONS) == [5, 0, 0] and board.memory_limit_bytes == 9
+    assert board.all(CONNECTIONS) == [5, 0, 0] and board.setting(MEMORY_LIMIT) == 9
 
 
 def test_who_has_more_connections_than_another_that_serves_gives_way() -> None:

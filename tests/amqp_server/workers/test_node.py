@@ -309,12 +309,19 @@ def test_operators_see_one_node(node: Node) -> None:
         until("clients are told to go", lambda: not get(node, "connections"))
         with pytest.raises(pika.exceptions.AMQPError):
             BlockingConnection(pika.ConnectionParameters("127.0.0.1", node.port))
+        # A worker that starts again goes on as the others do.
+        before = pids(node)["n1/2"]
+        os.kill(before, signal.SIGKILL)
+        until("it is back", lambda: pids(node)["n1/2"] != before)
+        assert [row["being_drained"] for row in get(node, "nodes")] == [True] * WORKERS
+        options = {row["name"]: row["value"] for row in get(node, "nodes/n1%2F2/environment")["options"]}
+        assert (options["log_level"], options["disk_free_min_bytes"]) == ("debug", 1 << 20)
         node.mqctl("revive")
         with one_at_each(node) as later:
             assert set(later) == {"n1", "n1/1", "n1/2"}
         node.mqctl("stop")
         until("all of it ends", lambda: not node.running)
-    assert "has ended" not in node.log()
+    assert node.log().count("has ended") == 1
 
 
 def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:
