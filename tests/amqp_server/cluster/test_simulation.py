@@ -14,7 +14,7 @@ from tests.amqp_server.cluster.simulation.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-SEEDS = 50
+SEEDS = 64
 
 
 def test_seeds_and_what_they_reach() -> None:

@@ -51,6 +51,9 @@ class FakeCluster:
             raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
         return {"vhost": vhost, "name": name} | ({"digest": "ab"} if digest else {})
 
+    def other_workers(self) -> list[str]:
+        return []
+
     def obstacle(self) -> str:
         return "no majority of the cluster's nodes is reachable" if self.missed else ""
 
