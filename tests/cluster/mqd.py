@@ -83,7 +83,6 @@ class MqdCluster(Cluster):
         node = Node(
             place,
             *("--node", name, "--cluster-secret-file", str(self._secret)),
-            *(("--workers", str(self._workers)) if self._workers > 1 else ()),
             *("--disk-free-min-bytes", str(DISK_FLOOR_BYTES)),
             *("--peers", ",".join(f"{peer}={HOST}:{port}" for peer, port in dialled.items())),
             *self._options,
@@ -92,6 +91,7 @@ class MqdCluster(Cluster):
         node.environment = {
             shifted_clock.VARIABLE: str(place / "clock"),
             planted.VARIABLE: str(place / "plant"),
+            "MQD_WORKERS": str(self._workers),
         }
         return node
 
