@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
+from amqp_server.cluster.membership.machines import machines
 from conformance_tests.patience import PATIENCE_S
 from conformance_tests.ports import free_ports
 from quorum_queue.machine import versions
@@ -419,7 +420,8 @@ class MqdNodes:
             wait_for(f"{node} is a member again", partial(self._is_member, node))
 
     def _is_member(self, node: str) -> bool:
-        return all(node in queue["members"] for queue in self.api("GET", "/api/cluster/queues"))
+        queues = self.api("GET", "/api/cluster/queues")
+        return all(node in machines(queue["members"]) for queue in queues)
 
     def lost(self, vhost: str, stream: str) -> set[int]:
         """The others put back what one node has lost."""

@@ -340,6 +340,7 @@ class Faults(Transactions):
         for queue in list(self.model.queues.values()):
             if isinstance(queue, Queue):
                 queue.reachable = True
+                queue.heard_late()
                 if queue.lost_with_node:
                     self.model.remove_queue(queue)
         self.model.troubled = False

@@ -651,6 +651,14 @@ class Queue:
         else:
             self.lease = (self.vhost.sent_at + expires / 1000, self.vhost.now + expires / 1000)
 
+    def heard_late(self) -> None:
+        """A fault is over. A queue may hear only now that its last consumer went with a node that was cut
+        off.
+        """
+        expires = self.settings.expires_ms
+        if self.lease is not None and expires is not None:
+            self.lease = (self.lease[0], max(self.lease[1], self.vhost.now + expires / 1000))
+
     # -- what has to come ------------------------------------------------------------------------------------
 
     def owed(self) -> Iterator[str]:
