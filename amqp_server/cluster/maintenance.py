@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,10 +51,10 @@ class Maintenance:
         reach: Reach,
         turn: Turn,
         *,
-        addresses: Callable[[], dict[str, str]],
+        addresses: Mapping[str, str],
         propose: Callable[[Operation], None],
     ) -> None:
-        """`propose` makes changes, large ones in parts."""
+        """`addresses` are those of the configured nodes; `propose` makes changes, large ones in parts."""
         self._replicas = replicas
         self._roster = roster
         self._hosts = hosts
@@ -117,9 +117,8 @@ class Maintenance:
         elif not self._founded:
             # Propose all nodes, or those that the previous leader did not reach.
             self._founded = True
-            addresses = self._addresses()
             for name in unnamed:
-                self._replication.submit(PutNode(name, addresses.get(name, "")))
+                self._replication.submit(PutNode(name, self._addresses.get(name, "")))
             # A new cluster begins with the newest version, before there is any queue.
             self._raise_version(group.core.members.voters)
         for node, incarnation in self._replicas.incarnations.items():
@@ -134,7 +133,7 @@ class Maintenance:
         """This start of the node may have another address than the last one. The first worker of a machine
         tells those of all of them, and so names workers that are new.
         """
-        own, addresses, known = self._replicas.node, self._addresses(), self._roster.nodes
+        own, addresses, known = self._replicas.node, self._addresses, self._roster.nodes
         # A node without an address leaves the cluster, and one that was removed joins by an operator's hand.
         if not known.get(own):
             return

@@ -114,7 +114,7 @@ class ClusterNode:
             self.replication,
             self.reach,
             broker.turn,
-            addresses=self._addresses,
+            addresses=config.told_addresses,
             propose=broker.propose,
         )
         self._wakes = Steps(broker.turn, self._wake_queues, "queues could not look at the time")
@@ -169,9 +169,6 @@ class ClusterNode:
         """This node's note about its cluster."""
         return self._founding.founded
 
-    def _addresses(self) -> dict[str, str]:
-        return self._config.told_addresses
-
     def _alarm_changed(self) -> None:
         self.replicas.disk_full("disk" in self._broker.alarms.names())
         self._turn.run(self._node_alarms.tell)
@@ -210,7 +207,7 @@ class ClusterNode:
             parts.directory,
             self.hosts.streams.store,
             self.hosts.streams.options.segment_size,
-            addresses=self._addresses(),
+            addresses=config.told_addresses,
             identities=self._founding.identities(),
             free_bytes=disk.f_bavail * disk.f_frsize + parts.environment.free_bytes(),
             version=self._known_version(),

@@ -61,8 +61,10 @@ TX_BYTES_BEFORE_COMMIT = 16 * 1024 * 1024
 KINDS = (frames.METHOD, frames.HEADER, frames.BODY, frames.HEARTBEAT)
 _PUBLISH = b"\x00\x3c\x00\x28"
 _ACKS = (acks.ACK, acks.REJECT, acks.NACK)
+#: Methods that no answer follows at once.
+_UNANSWERED = (_PUBLISH, *_ACKS)
 #: Also connection.update-secret, as an alarm may outlast a token.
-_PASS_WHILE_BLOCKED = (_PUBLISH, *_ACKS, b"\x00\x0a\x00\x46")
+_PASS_WHILE_BLOCKED = (*_UNANSWERED, b"\x00\x0a\x00\x46")
 
 
 class Incoming:
@@ -416,10 +418,11 @@ class Incoming:
         """Apply everything sent before a method, because the method's answer must include its effects; return
         False if the turn is over first.
 
-        Not for acks, which have no answer: like publishes, the fast path does not apply them either.
+        Not for acks, rejects and nacks, which have no answer: like publishes, the fast path does not apply
+        them either.
         """
         turn = self._session.turn
-        if not turn.scheduled or signature in _PASS_WHILE_BLOCKED:
+        if not turn.scheduled or signature in _UNANSWERED:
             return True
         return turn.part(turn.apply)
 

@@ -73,15 +73,15 @@ class Accepting:
 
     def _begin(self, sock: socket.socket, *, for_all: bool) -> None:
         """`for_all`: the dialler may want another process."""
+        if self._nursery is None:
+            # This node does not run yet, or no longer: the other side dials again.
+            sock.close()
+            return
         try:
             host, port = local_sockets.other_end(sock)
             wire = self._make_wire(sock, None)
         except OSError:
             # It has disconnected already.
-            sock.close()
-            return
-        if self._nursery is None:
-            # This node does not run yet, or no longer: the other side dials again.
             sock.close()
             return
         source = source_of(host)

@@ -148,17 +148,14 @@ def begin_listening(option: str, sock: socket.socket, backlog: int) -> None:
     sock.setblocking(False)
 
 
-def listen(option: str, address: str, backlog: int) -> socket.socket:
-    """Return a listening socket. Raises ListenError, whose text says what to do."""
-    sock = bind(option, address)
-    begin_listening(option, sock, backlog)
-    return sock
-
-
 def listen_for_nodes(config: Config) -> socket.socket:
-    """Return the socket that listens for the other nodes of the cluster. Raises ListenError."""
+    """Return the socket that listens for the other nodes of the cluster. Raises ListenError, whose text says
+    what to do.
+    """
     option = "cluster_listen" if config.cluster_listen else "peers"
-    return listen(option, config.links_address, config.listen_backlog)
+    sock = bind(option, config.links_address)
+    begin_listening(option, sock, config.listen_backlog)
+    return sock
 
 
 def _why_not(option: str, address: str, host: str, port: int, error: OSError) -> str:

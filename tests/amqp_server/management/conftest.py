@@ -4,6 +4,7 @@ import base64
 import hashlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection
+from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -23,9 +24,11 @@ from amqp_server.management.serving.http import Api
 from amqp_server.management.statistics.sampler import Sampler, figures
 from amqp_server.resources import ResourceWatch
 from amqp_server.startup.reload import Reload
+from conformance_tests.patience import PATIENCE_S
 from persistence.commits.committing import Syncs
 
 from ..connection.node import MemoryNode
+from ..connection.served import served
 from ..wire.published import message
 
 PASSWORDS = {
@@ -197,3 +200,16 @@ def sampler(node: ManagedNode, monkeypatch: pytest.MonkeyPatch) -> Sampler:
 
     monkeypatch.setattr(node.sampler, "sample", later)
     return node.sampler
+
+
+@asynccontextmanager
+async def with_queue(directory: Path, name: str, kind: str) -> AsyncIterator[httpx.AsyncClient]:
+    """Serve a node that has this durable queue; yield an administrator's client over a socket."""
+    async with (
+        served(directory, http="127.0.0.1:0") as node,
+        httpx.AsyncClient(base_url=f"http://{node.http_address}/api/", timeout=PATIENCE_S) as admin,
+    ):
+        admin.auth = httpx.BasicAuth("guest", "guest")
+        queue = {"durable": True, "arguments": {"x-queue-type": kind}}
+        assert (await admin.put(f"queues/%2F/{name}", json=queue)).status_code == 201
+        yield admin

@@ -4,25 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import httpx
 import pytest
 
 from amqp_server.broker.topology.replication import LocalReplication
-from conformance_tests.patience import PATIENCE_S
 from quorum_queue.machine.versions import NAMES_REFUSED
-from tests.amqp_server.connection.served import served
+
+from .conftest import with_queue
 
 
 async def test_names_cannot_be_deleted_before_all_nodes_know_how(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with (
-        served(tmp_path, http="127.0.0.1:0") as node,
-        httpx.AsyncClient(base_url=f"http://{node.http_address}/api/", timeout=PATIENCE_S) as admin,
-    ):
-        admin.auth = httpx.BasicAuth("guest", "guest")
-        stream = {"durable": True, "arguments": {"x-queue-type": "stream"}}
-        assert (await admin.put("queues/%2F/s", json=stream)).status_code == 201
+    async with with_queue(tmp_path, "s", "stream") as admin:
         listed = await admin.get("queues/%2F/s/offsets")
         assert (listed.status_code, listed.json()) == (200, [])
         absent = await admin.delete("queues/%2F/s/offsets/a")

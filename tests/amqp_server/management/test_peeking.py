@@ -6,15 +6,12 @@ import base64
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 
 from amqp_server.clock import SystemClock
 from amqp_server.management.messages import peeking
-from conformance_tests.patience import PATIENCE_S
-from tests.amqp_server.connection.served import served
 
-from .conftest import Connect, ManagedNode
+from .conftest import Connect, ManagedNode, with_queue
 from .test_moving import ASK, fill
 
 pytestmark = pytest.mark.trio
@@ -198,13 +195,7 @@ async def test_messages_that_wait_are_seen_with_the_time_when_they_are_due(
 async def test_what_came_lately_is_found_after_the_clock_was_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, type_: str, hours: int
 ) -> None:
-    async with (
-        served(tmp_path, http="127.0.0.1:0") as node,
-        httpx.AsyncClient(base_url=f"http://{node.http_address}/api/", timeout=PATIENCE_S) as admin,
-    ):
-        admin.auth = httpx.BasicAuth("guest", "guest")
-        queue = {"durable": True, "arguments": {"x-queue-type": type_}}
-        assert (await admin.put("queues/%2F/q", json=queue)).status_code == 201
+    async with with_queue(tmp_path, "q", type_) as admin:
         await fill(admin, "q", "a")
         wall_ms = SystemClock.wall_ms
         monkeypatch.setattr(SystemClock, "wall_ms", lambda clock: wall_ms(clock) + hours * 3_600_000)
@@ -214,13 +205,7 @@ async def test_what_came_lately_is_found_after_the_clock_was_set(
 
 
 async def test_the_latest_times_are_times(tmp_path: Path) -> None:
-    async with (
-        served(tmp_path, http="127.0.0.1:0") as node,
-        httpx.AsyncClient(base_url=f"http://{node.http_address}/api/", timeout=PATIENCE_S) as admin,
-    ):
-        admin.auth = httpx.BasicAuth("guest", "guest")
-        stream = {"durable": True, "arguments": {"x-queue-type": "stream"}}
-        assert (await admin.put("queues/%2F/s", json=stream)).status_code == 201
+    async with with_queue(tmp_path, "s", "stream") as admin:
         await fill(admin, "s", "a")
         for since in ("9" * 15, "9999-12-31T23:59:59Z"):
             assert payloads(await seen(admin, "s", since=since)) == []

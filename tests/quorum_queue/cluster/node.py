@@ -206,7 +206,7 @@ class SimulatedNode:
             replication,
             self.reach,
             self.turn,
-            addresses=dict,
+            addresses={},
             propose=replication.propose,
         )
         self.links_told = Steps(self.turn, self.replicas.tell, "links could not be told")
