@@ -531,7 +531,7 @@ class ClusterNode:
     def _ticked(self, now: int, look: bool) -> None:
         config = self._config
         self._incoming.look_at_clock()
-        self.replicas.tick(self.mesh.heard_within(config.cluster_dead_ms / 1000))
+        self.replicas.tick(self.mesh.connected())
         if self.replicas.has_news:
             self._links_told.begin()
         if not self._ticks.under_way:

@@ -153,8 +153,8 @@ class Replicas:
         #: News that not all groups know: what to do with each group; and the number of news before.
         self._news: list[Callable[[Group], None]] = []
         self._told = 0
-        #: Peers that were heard of before the last tick.
-        self._heard: Collection[str] = ()
+        #: Peers that had a session at the last tick.
+        self._connected: Collection[str] = ()
 
     # -- groups ----------------------------------------------------------------------------------------------
 
@@ -468,9 +468,13 @@ class Replicas:
 
     # -- time ------------------------------------------------------------------------------------------------
 
-    def tick(self, heard: Collection[str]) -> None:
-        """One tick of the election clock: call `tell`, and `ticks` for the groups that are not idle."""
-        self._heard = heard
+    def tick(self, connected: Collection[str]) -> None:
+        """One tick of the election clock: call `tell`, and `ticks` for the groups that are not idle.
+
+        `connected` are the peers with a session. A group that is idle hears of a change by `link_up` and
+        `link_down` only, so nothing else may decide who is connected.
+        """
+        self._connected = connected
         self._watch_disk()
         self.lost_entries.tick()
         if self.stalled:
@@ -488,12 +492,12 @@ class Replicas:
             return
         for group in list(self.active):
             if group in self.active:
-                self.contain(group, self._tick, group, self._heard)
+                self.contain(group, self._tick, group, self._connected)
                 yield
 
-    def _tick(self, group: Group, heard: Collection[str]) -> None:
+    def _tick(self, group: Group, connected: Collection[str]) -> None:
         core = group.core
-        core.tick(heard)
+        core.tick(connected)
         self._tick_reads(group)
         # After most ticks a thousand candidates keep waiting.
         if core.has_ready or core.quiet or group.inbox or group.unreached or group.askers:

@@ -109,15 +109,6 @@ class Mesh:
         session = self._sessions.open.get(peer)
         return () if session is None else session.hello.features
 
-    def heard_within(self, seconds: float) -> Collection[str]:
-        """Return the connected peers from which data came lately.
-
-        Time in which this process stood still does not count: the data of that time waits in the sockets.
-        """
-        since = self._sessions.seen_s() - seconds
-        sessions = self._sessions.open.items()
-        return [name for name, session in sessions if session.heard_at >= since and not session.closed]
-
     def add_peer(self, peer: Peer) -> None:
         """Dial this peer from now on, or dial it at this new address."""
         if peer.name == self._sessions.node:

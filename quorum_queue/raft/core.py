@@ -196,11 +196,11 @@ class Raft:
 
     # -- time and contact ------------------------------------------------------------------------------------
 
-    def tick(self, heard: Collection[str]) -> None:
-        """A tick has passed; `heard` are the nodes that this node has heard from lately."""
+    def tick(self, connected: Collection[str]) -> None:
+        """A tick has passed; `connected` are the nodes with which this node has a session."""
         if self.leadership is not None:
-            self.leadership.tick(heard)
-        elif self.leader and self.leader in heard:
+            self.leadership.tick(connected)
+        elif self.leader and self.leader in connected:
             self.elapsed = 0
         elif self.may_campaign():
             self.elapsed += 1

@@ -138,11 +138,11 @@ class Leadership:
 
     # -- time and contact ------------------------------------------------------------------------------------
 
-    def tick(self, heard: Collection[str]) -> None:
+    def tick(self, connected: Collection[str]) -> None:
         raft = self.raft
         options = raft.options
         for name, peer in self.peers.items():
-            if name not in heard:
+            if name not in connected:
                 peer.contact = False
             elif not peer.contact:
                 self.in_contact(name)

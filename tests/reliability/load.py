@@ -202,5 +202,8 @@ def returning(consumer: Consumer, delivery: Delivery, seq: int) -> None:
 
 
 def rejecting(consumer: Consumer, delivery: Delivery, seq: int) -> None:
-    """Reject messages, which go to the dead-letter exchange."""
-    consumer.settle(NACK, delivery.tag, 0, [seq])
+    """Reject messages, which go to the dead-letter exchange: when their bodies have been read, so no later
+    answer tells that they have left the queue.
+    """
+    consumer.ledger.sent_acks([seq])
+    consumer.client.send(settle(NACK, delivery.tag, 0))

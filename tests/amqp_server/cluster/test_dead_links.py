@@ -90,6 +90,34 @@ def mended(scene: Scene) -> None:
     scene.finish()
 
 
+@pytest.mark.parametrize("ticks", range(1, DEAD_TICKS + 3))
+@pytest.mark.parametrize("silent", ["ac", "ca", "both"])
+def test_a_member_that_was_silent_for_a_while_comes_after(ticks: int, silent: str) -> None:
+    """However long the silence was, and though the groups are idle when it ends: a little shorter, and the
+    link lasts; a little longer, and there is a new one.
+    """
+    scene = Scene()
+    scene.lead("a")
+    client = scene.client("a")
+    client.declare("quorum/known")
+    scene.wait_for(client)
+    split(scene, *(("ac", "ca") if silent == "both" else (silent,)), both=False)
+    client.declare("quorum/new")
+    client.publish("quorum/known")
+    scene.ticks(ticks)
+    scene.dead.clear()
+    scene.unblock()
+    scene.connect_all()
+    scene.ticks(SOON_TICKS)
+    for node in scene.running:
+        groups = node.cluster.replicas.groups
+        assert len(groups) == 3
+        for group in groups.values():
+            leading = scene.leading(group.id)
+            assert leading is not None
+            assert group.applied == leading.applied, (node.name, group.id)
+
+
 @pytest.mark.parametrize("leader", ["a", "c"])
 @pytest.mark.parametrize("both", [True, False])
 def test_declares_are_answered_at_both_ends_and_seen_everywhere(leader: str, both: bool) -> None:

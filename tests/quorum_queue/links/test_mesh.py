@@ -41,7 +41,6 @@ async def test_three_nodes_link_once_each(maybe_tls: Tls | None) -> None:
                         1,
                         f"disk of {other.name}",
                     )
-            assert set(node.mesh.heard_within(5)) == node.connected()
 
 
 async def test_frames_keep_their_order(maybe_tls: Tls | None) -> None:
@@ -118,7 +117,7 @@ async def test_no_session_no_frame() -> None:
         await two.stop()
         await one.events.until(lambda: one.events.count("down", "n2") == 1)
         assert not one.mesh.send("n2", [b"x"])
-        assert one.connected() == set() == set(one.mesh.heard_within(100))
+        assert one.connected() == set()
 
 
 @pytest.mark.parametrize("stopped", [0, 1])
@@ -435,10 +434,9 @@ async def test_own_standstill_is_no_silence_of_the_peers() -> None:
     async with nodes("n1", "n2", dead_ms=400, heartbeat_ms=40) as (one, two):
         for _ in range(4):
             stand_still(0.6)
-            assert set(one.mesh.heard_within(0.3)) == {"n2"}
             for _ in range(10):
                 await trio.sleep(0.01)
-                assert set(one.mesh.heard_within(0.39)) == {"n2"}
+                assert one.connected() == {"n2"}
         assert one.events.count("down", "n2") == 0 == two.events.count("down", "n1")
 
 
@@ -447,5 +445,4 @@ async def test_idle_links_live() -> None:
         await trio.sleep(1.0)
         for node in (one, two):
             assert len(node.events.told) == 1
-            assert node.mesh.heard_within(0.25)
             assert node.events.frames == {}

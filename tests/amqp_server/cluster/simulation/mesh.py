@@ -58,9 +58,6 @@ class SimulatedMesh:
     def features_of(self, peer: str) -> Collection[str]:
         return self._simulated.features_of(peer)
 
-    def heard_within(self, seconds: float) -> Collection[str]:
-        return [peer for peer in self.connected() if self._simulated.silent.get(peer, 0) < 2]
-
     def add_peer(self, peer: Peer) -> None:
         if peer.name != self._node:
             self.peers[peer.name] = peer
