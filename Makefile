@@ -12,7 +12,7 @@ COMPILED_TESTS := $(addprefix tests/,$(addprefix amqp_server/,broker channel str
 
 .DEFAULT_GOAL := help
 .PHONY: run cluster build release docs reference test test-suite test-conformance page test-pure test-compiled example check \
-	conformance conformance-rabbitmq conformance-running clients fuzz fuzz-api bench chaos attack soak model sim clean help hooks
+	conformance conformance-rabbitmq conformance-running clients stacks fuzz fuzz-api bench chaos attack soak model sim clean help hooks
 
 # Sets `bin` to the directory of the programs to run: those of the compiled wheel, or, without a C compiler or with
 # MQD_PURE=1, of the editable install.
@@ -120,6 +120,10 @@ conformance-running: .venv/test ## Judge a running RabbitMQ: AMQP_URL=amqp://…
 clients: .venv/test ## Run stock clients of several languages (ARGS=--require-all: a missing toolchain is an error)
 	$(COMPILE) && "$$bin"/python conformance_tests/clients/run.py $(ARGS)
 
+# Of other languages, those whose tools are here are built in build/stacks.
+stacks: .venv/test .venv/stacks ## Build and try the examples of frameworks in examples/stacks
+	$(COMPILE) && STACKS=build/stacks TEST_PROGRAMS="$$bin" $(BIN)/python -m pytest tests/test_stacks.py $(ARGS)
+
 # Its broker is compiled. Without a Chromium, or without playwright, `make test` leaves these tests out.
 page: .venv/page ## Test the page of the management listener in a Chromium, which has to be there
 	@test -n "$$TEST_CHROMIUM" || command -v chromium || command -v chromium-headless-shell || \
@@ -186,6 +190,10 @@ soak: .venv/test ## Let clients come and go for an hour, after which memory, des
 
 .venv/page: .venv/test
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,page]"
+	touch $@
+
+.venv/stacks: .venv/test
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable ".[test,stacks]"
 	touch $@
 
 .venv/bin/python:

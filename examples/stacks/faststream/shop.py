@@ -22,4 +22,6 @@ async def bill(order: str) -> None:
 async def order(name: str) -> None:
     """Publish, and return when the broker has the message on disk."""
     async with broker:
+        # The worker declares it, too; without it the message would go nowhere.
+        await broker.declare_queue(orders)
         await broker.publish(name, queue=orders, persist=True)
