@@ -1,10 +1,13 @@
 """The page of arguments: of queues, exchanges, bindings and consumers, and headers of messages that mean
-something. What is said of queues and policies comes from `broker/declared/argument_table.py`.
+something. What is said of queues, policies and exchanges comes from the tables in `broker/declared`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from amqp_server.broker.declared.argument_table import ROWS, Argument
+from amqp_server.broker.declared.exchange_arguments import ROWS as EXCHANGE_ROWS
 from amqp_server.broker.declared.policy import EXCHANGE_KEYS, KEYS, QUEUES, Key
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.reference.markdown import cell, code, head, prose, table
@@ -22,20 +25,6 @@ EXCHANGE_TYPE_TEXTS = {
     "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../delays.md#delayed-messages) in its queues",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }
-
-EXCHANGES = {
-    "alternate-exchange": ("all", "name", "exchange for messages that match no binding"),
-    "x-delayed-type": ("`x-delayed-message`", "an exchange type", "type by which messages are routed"),
-    "hash-header": ("`x-consistent-hash`", "name", "header that is hashed, instead of the routing key"),
-    "hash-property": (
-        "`x-consistent-hash`", "`correlation_id`, `message_id`, `timestamp`", "property that is hashed, instead of the routing key; not together with `hash-header`"
-    ),
-    "x-partitions": (
-        "`x-super-stream`", "1 to `super_stream_partitions_max`",
-        "number of streams that are declared with the exchange; other arguments are for these streams",
-    ),
-    "x-super-stream": ("`direct`", "true", "mark of super streams that RabbitMQ's tools declare"),
-}  # fmt: skip
 
 BINDINGS = {
     "x-match": (
@@ -143,7 +132,7 @@ def page() -> str:
         "*yes*: the argument has an effect, or is checked; *406*: a declare with it is refused; *ignored*: it has no effect on this type.",
     )
     rows = (
-        [code(row.name), *(taken(row, each) for each in QUEUE_TYPES), cell(row.values), cell(row.text)]
+        [code(row.name), *(taken(row, each) for each in QUEUE_TYPES), cell(row.values_text), cell(row.text)]
         for row in ROWS
     )
     lines += table(["argument", *QUEUE_TYPES, "values", ""], rows)
@@ -165,7 +154,13 @@ def page() -> str:
     names = ", ".join(code(name) if name else "the default one" for name, _, _ in PREDECLARED)
     lines += [f"Every virtual host has these exchanges from its start: {names}.", ""]
     header = ["argument", "of type", "values", ""]
-    lines += table(header, ([code(name), *map(cell, rest)] for name, rest in EXCHANGES.items()))
+    lines += table(
+        header,
+        (
+            [code(row.name), cell(_all_of(row.types)), cell(row.values_text), cell(row.text)]
+            for row in EXCHANGE_ROWS
+        ),
+    )
     lines += ["## Bindings", ""]
     lines += table(header, ([code(name), *map(cell, rest)] for name, rest in BINDINGS.items()))
     lines += ["## Passive declares", "", "Arguments of `queue.declare` with the flag `passive`:", ""]
@@ -198,6 +193,10 @@ def _policy_row(name: str, key: Key, argument: str) -> list[str]:
         key.operators or "–",
         ", ".join(sorted(key.overrules)) or "–",
     ]
+
+
+def _all_of(types: Collection[str]) -> str:
+    return ", ".join(code(each) for each in types) or "all"
 
 
 def _check() -> None:

@@ -33,7 +33,7 @@ _WITH = {
     "queues": "messages",
     "connections": "channels consumers transactions",
     "users": "permissions topic-permissions",
-    "policies": "operator-policies",
+    "policies": "operator-policies applied-policies arguments",
     "parameters": "global-parameters vhost-limits user-limits",
 }
 _PLACE = {name: title for title, names in _WITH.items() for name in names.split()} | {

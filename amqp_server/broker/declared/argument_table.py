@@ -63,10 +63,24 @@ class Argument:
     new_for: frozenset[str] = frozenset()
     #: True if RabbitMQ has no such argument.
     own: bool = False
-    #: For the reference: the values, what it does, and a value that is not the default.
-    values: str
+    #: For the reference and for forms: the values, as a text or as the choices that there are; what it does,
+    #: in Markdown; and a value that is not the default.
+    values: str | tuple[str, ...]
     text: str
     example: object = None
+
+    @property
+    def kind(self) -> str:
+        """What a form asks for: `boolean`, `number`, `choice` or `text`."""
+        if isinstance(self.values, tuple):
+            return "choice"
+        if self.check is checks.boolean:
+            return "boolean"
+        return "number" if isinstance(self.example, int) else "text"
+
+    @property
+    def values_text(self) -> str:
+        return self.values if isinstance(self.values, str) else ", ".join(map("`{}`".format, self.values))
 
     @property
     def policy_key(self) -> str:
@@ -84,10 +98,6 @@ _AGE = "a number and `Y`, `M`, `D`, `h`, `m` or `s`"
 _BOOLEAN = "true, false"
 
 
-def _choices(*names: str) -> str:
-    return ", ".join(f"`{name}`" for name in names)
-
-
 _OVERFLOW = ("drop-head", "reject-publish", "reject-publish-dlx")
 _STRATEGY = ("at-most-once", "at-least-once")
 _LOCATOR = ("client-local", "balanced", "random", "least-leaders")
@@ -101,7 +111,7 @@ ROWS: tuple[Argument, ...] = (
         "queue_type",
         checks.queue_type,
         {"classic": 12, "quorum": 11, "stream": 2, "stream-group": 1},
-        values=_choices(*QUEUE_TYPES),
+        values=tuple(QUEUE_TYPES),
         text="[type](../queues.md) of the queue",
     ),
     Argument(
@@ -154,7 +164,7 @@ ROWS: tuple[Argument, ...] = (
         checks.one_of(*_OVERFLOW, otherwise="invalid_overflow"),
         {"classic": 8, "quorum": 9},
         policy=PolicyKey(title="overflow value", operators="theirs", overrules=frozenset({"quorum"})),
-        values=_choices(*_OVERFLOW),
+        values=_OVERFLOW,
         text="what happens at the limit: drop the oldest message, or refuse the newest (and dead-letter it)",
         example="reject-publish",
     ),
@@ -186,7 +196,7 @@ ROWS: tuple[Argument, ...] = (
         checks.one_of(*_STRATEGY, otherwise="invalid_dlx_strategy"),
         {"quorum": 3},
         policy=PolicyKey(title="dead letter strategy"),
-        values=_choices(*_STRATEGY),
+        values=_STRATEGY,
         text="`at-least-once`: the queue keeps a dead letter until its target has it",
         example="at-least-once",
     ),
@@ -230,7 +240,7 @@ ROWS: tuple[Argument, ...] = (
             overrules=frozenset({"classic", "quorum"}),
         ),
         new_for=_OTHERS_THAN_STREAMS,
-        values=_choices(*_RETRY_TYPE),
+        values=_RETRY_TYPE,
         text="which returned messages [wait](../delays.md#delayed-retry) before they are delivered again",
         example="all",
     ),
@@ -268,7 +278,7 @@ ROWS: tuple[Argument, ...] = (
         policy=PolicyKey(title="delayed retry backoff. Must be linear or exponential"),
         own=True,
         new_for=_OTHERS_THAN_STREAMS,
-        values=_choices(*_RETRY_BACKOFF),
+        values=_RETRY_BACKOFF,
         text="how the wait grows with the number of failures: times that number, or doubled by each",
         example="exponential",
     ),
@@ -412,7 +422,7 @@ ROWS: tuple[Argument, ...] = (
         checks.one_of(*_LOCATOR, otherwise="invalid_queue_locator_arg"),
         {"quorum": 15, "stream": 7},
         policy=PolicyKey(title="queue leader locator value"),
-        values=_choices(*_LOCATOR),
+        values=_LOCATOR,
         text="node of the leader: that of the client, or the one with the fewest leaders (all other values)",
         example="client-local",
     ),
@@ -422,7 +432,7 @@ ROWS: tuple[Argument, ...] = (
         checks.one_of(*_MODE, otherwise="\"unsupported queue mode '{}'\""),
         {"classic": 9},
         policy=PolicyKey(title="queue-mode value"),
-        values=_choices(*_MODE),
+        values=_MODE,
         text="no effect",
         example="lazy",
     ),
@@ -500,7 +510,7 @@ ROWS: tuple[Argument, ...] = (
         ignored=_OTHERS_THAN_STREAMS,
         since=versions.SUPER_STREAMS,
         own=True,
-        values=_choices(*CODECS),
+        values=tuple(CODECS),
         text="[compression](../streams.md#compression)",
         example="zstd",
     ),
@@ -512,7 +522,7 @@ ROWS: tuple[Argument, ...] = (
         ignored=_OTHERS_THAN_STREAMS,
         since=versions.SUPER_STREAMS,
         own=True,
-        values=_choices("key", "header:NAME"),
+        values="`key`, `header:NAME`",
         text="key for [compaction](../streams.md#compaction): the routing key, or a header",
         example="key",
     ),

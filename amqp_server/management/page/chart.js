@@ -42,7 +42,7 @@ export class Chart {
     this.format = format;
     this.kilo = kilo;
     this.title = title;
-    this.drawing = svg("svg", {class: "chart", role: "img", height: HEIGHT});
+    this.drawing = svg("svg", {class: "chart", role: "img", "aria-label": title, height: HEIGHT});
     this.legend = h("ul", {class: "legend"});
     this.when = h("span", {class: "when"});
     this.element = h("figure", {class: "card"}, h("figcaption", {}, title, this.when), this.drawing, this.legend);

@@ -38,11 +38,14 @@ export function ask(title, text, label, no = "Cancel") {
 
 /**
  * fields: {name, label, type, value, options, help, required, rows}, of the types text, password, number, checkbox,
- * select, textarea and json. `action` gets the values by name; what it throws is shown, and the form stays.
+ * select, textarea and json. A field may have `made` in place of a type: its own element, the function `value`, and
+ * `attach`, which gets the elements of all fields by name. `action` gets the values by name; what it throws is shown,
+ * and the form stays.
  */
 export function form(title, fields, label, action) {
   const refusal = h("p", {class: "refusal", role: "alert"});
-  const inputs = new Map(fields.map((field) => [field.name, input(field)]));
+  const inputs = new Map(fields.map((field) => [field.name, field.made?.element ?? input(field)]));
+  for (const field of fields) field.made?.attach?.(inputs);
   const submit = h("button", {class: "primary"}, label);
   const element = h(
     "form",
@@ -71,6 +74,7 @@ export function form(title, fields, label, action) {
 }
 
 export function labelled(field, element) {
+  if (field.made) return element;
   const help = field.help && h("small", {}, field.help);
   if (field.type === "checkbox") return h("label", {class: "check"}, element, field.label, help);
   return h("label", {class: field.type === "number" ? "field number-field" : "field"}, h("span", {}, field.label), element, help);
@@ -108,6 +112,7 @@ export function input(field) {
 }
 
 export function valueOf(field, element) {
+  if (field.made) return field.made.value();
   if (field.type === "checkbox") return element.checked;
   if (field.type === "number") return element.value === "" ? undefined : Number(element.value);
   if (field.type === "json") return object(element.value, field.label);

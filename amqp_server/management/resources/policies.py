@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
+
 from amqp_server.broker.declared.parameters import OPERATOR_POLICY, POLICY, ParameterRecord, ParameterRefused
+from amqp_server.broker.declared.policy import EXCHANGE, KINDS
+from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.management.changes.proposals import clear_parameter, set_parameter
-from amqp_server.management.request.answer import NO_CONTENT, Answer, created, known
+from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_request, created, known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
 from amqp_server.management.resources.parameters import (
@@ -97,3 +101,28 @@ async def put_operator_policy(call: Call) -> Answer:
 
 async def delete_operator_policy(call: Call) -> Answer:
     return await _delete(call, OPERATOR_POLICY)
+
+
+class _Applied(msgspec.Struct):
+    """The name and the type of a queue, or of an exchange, that need not exist."""
+
+    name: str = ""
+    type: str = "classic"
+
+
+async def applied_policies(call: Call) -> dict[str, Any]:
+    """Which policies would apply to a queue or an exchange of this name."""
+    vhost, asked = call.vhost(), call.asked(_Applied)
+    known(call.broker.vhosts.get(vhost))
+    if asked.type not in KINDS and asked.type not in QUEUE_TYPES:
+        raise bad_request(f"type must be one of {', '.join((*QUEUE_TYPES, EXCHANGE))}")
+    found = call.broker.runtime.policies
+    if asked.type == EXCHANGE:
+        applied = found.of_exchange(vhost, asked.name)
+    else:
+        applied = found.of_queue(vhost, asked.name, QUEUE_TYPES[asked.type])
+    return {
+        "policy": None if applied.policy is None else applied.policy.name,
+        "operator_policy": None if applied.operator_policy is None else applied.operator_policy.name,
+        "definition": applied.definition,
+    }

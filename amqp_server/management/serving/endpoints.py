@@ -14,6 +14,7 @@ from amqp_server.management.operating import node as operating
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Table
 from amqp_server.management.resources import (
+    arguments,
     bindings,
     checks,
     cluster,
@@ -177,6 +178,8 @@ ENDPOINTS = (
     _post("/api/definitions", ADMINISTRATOR, definitions.put_definitions),
     _get("/api/definitions/{vhost}", ADMINISTRATOR, definitions.definitions),
     _post("/api/definitions/{vhost}", ADMINISTRATOR, definitions.put_definitions),
+    _get("/api/arguments", MANAGEMENT, arguments.arguments),
+    _get("/api/applied-policies/{vhost}", MANAGEMENT, policies.applied_policies),
     _get("/api/policies", MANAGEMENT, policies.policies),
     _get("/api/policies/{vhost}", MANAGEMENT, policies.policies),
     _get("/api/policies/{vhost}/{name}", MANAGEMENT, policies.policy),

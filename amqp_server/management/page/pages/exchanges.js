@@ -1,6 +1,7 @@
 // All exchanges, or those of one vhost.
 
 import {exchangePart, get, put} from "../api.js";
+import {ApplyingPolicies, ArgumentFields, withArguments} from "../arguments.js";
 import {button} from "../dom.js";
 import {form} from "../dialog.js";
 import {at, rate} from "../format.js";
@@ -24,7 +25,7 @@ const SHOWN = [
 
 const TYPES = [
   "direct", "topic", "fanout", "headers", "x-consistent-hash", "x-modulus-hash", "x-random", "x-local-random",
-  "x-super-stream",
+  "x-delayed-message", "x-super-stream",
 ];
 
 export function features(row) {
@@ -37,7 +38,13 @@ export function features(row) {
   return found.filter(Boolean).join(", ");
 }
 
-function add() {
+function add({queues, exchanges}) {
+  // A super stream declares its partitions with the arguments of streams.
+  const streams = queues.filter((row) => row.types.includes("stream") && row.name !== "x-queue-type");
+  const rows = (type) => [
+    ...exchanges.filter((row) => !row.types.length || row.types.includes(type)),
+    ...(type === "x-super-stream" ? streams : []),
+  ];
   const fields = [
     vhostField(),
     {name: "name", label: "Name", required: true},
@@ -45,9 +52,10 @@ function add() {
     {name: "durable", label: "durable", type: "checkbox", value: true},
     {name: "auto_delete", label: "auto-delete", type: "checkbox"},
     {name: "internal", label: "internal", type: "checkbox"},
-    {name: "arguments", label: "Arguments", type: "json", help: 'Such as {"alternate-exchange": "unrouted"}'},
+    {name: "applying", made: new ApplyingPolicies(() => "exchange")},
+    {name: "arguments", made: new ArgumentFields("Arguments", "type", rows)},
   ];
-  form("Declare an exchange", fields, "Declare", async ({vhost, name, ...body}) => {
+  form("Declare an exchange", fields, "Declare", async ({vhost, name, applying, ...body}) => {
     await put(["exchanges", vhost, exchangePart(name)], body);
     go(["exchange", vhost, name]);
   });
@@ -61,7 +69,7 @@ export async function show(root, {query, signal}) {
     load: (asked, ended) => get(ofVhost("exchanges"), asked, ended),
     query,
     signal,
-    actions: [button("Declare an exchange", add, "primary")],
+    actions: [button("Declare an exchange", () => withArguments(add), "primary")],
     empty: "No exchange is called so.",
   });
 }

@@ -1,6 +1,7 @@
 // Policies and operator policies.
 
 import {get, put, remove} from "../api.js";
+import {ArgumentFields, withArguments} from "../arguments.js";
 import {append, button, h} from "../dom.js";
 import {ask, form} from "../dialog.js";
 import {table} from "../format.js";
@@ -34,7 +35,10 @@ export async function show(root, {signal}) {
 }
 
 function part(title, path, tag, again) {
-  function edit(row) {
+  function edit(row, known) {
+    const keys = known.policies.filter((key) => key.operators || path === "policies");
+    // A policy with a key that a type of queues lacks does not apply to queues of that type.
+    const rows = (kind) => keys.filter((key) => key.types.some((type) => known["apply-to"][kind].includes(type)));
     const before = row ?? {pattern: ".*", "apply-to": "queues", priority: 0, definition: {}};
     const own = row ? [] : [vhostField(), {name: "name", label: "Name", required: true}];
     const fields = [
@@ -42,7 +46,7 @@ function part(title, path, tag, again) {
       {name: "pattern", label: "Pattern", value: before.pattern, required: true, help: "A regular expression of names."},
       {name: "apply-to", label: "Applies to", type: "select", options: APPLIES, value: before["apply-to"]},
       {name: "priority", label: "Priority", type: "number", value: before.priority},
-      {name: "definition", label: "Definition", type: "json", value: before.definition, help: 'Such as {"max-length": 1000}'},
+      {name: "definition", made: new ArgumentFields("Definition", "apply-to", rows, before.definition)},
     ];
     form(row ? `Change ${row.name}` : `Add to ${title.toLowerCase()}`, fields, "Set", async (values) => {
       const {vhost = row?.vhost, name = row?.name, ...body} = values;
@@ -56,7 +60,7 @@ function part(title, path, tag, again) {
     h(
       "div",
       {class: "buttons"},
-      button("Change", () => edit(now()), "small"),
+      button("Change", () => withArguments((known) => edit(now(), known)), "small"),
       button("Delete", async () => {
         const {vhost, name} = now();
         if (!(await ask(`Delete ${name}?`, "What it sets is no longer in effect.", "Delete"))) return;
@@ -67,6 +71,6 @@ function part(title, path, tag, again) {
 
   const columns = may(tag) ? [...SHOWN, {label: "", make: buttons}] : SHOWN;
   const shown = new Table(columns, (row) => JSON.stringify([row.vhost, row.name]), {caption: title, empty: "None."});
-  const element = section(title, shown.element, may(tag) && button("Add", () => edit(null)));
+  const element = section(title, shown.element, may(tag) && button("Add", () => withArguments((known) => edit(null, known))));
   return {path, table: shown, element};
 }

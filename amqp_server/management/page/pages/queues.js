@@ -1,6 +1,7 @@
 // All queues, or those of one vhost.
 
 import {get, put} from "../api.js";
+import {ApplyingPolicies, ArgumentFields, withArguments} from "../arguments.js";
 import {button} from "../dom.js";
 import {form} from "../dialog.js";
 import {at, bytes, count, rate} from "../format.js";
@@ -39,22 +40,24 @@ export function features(row) {
   return found.filter(Boolean).join(", ");
 }
 
-const TYPES = ["classic", "quorum", "stream"];
+const TYPES = ["classic", "quorum", "stream", "stream-group"];
 
-function add() {
+function add({queues}) {
+  const rows = (type) => queues.filter((row) => row.types.includes(type) && row.name !== "x-queue-type");
   const fields = [
     vhostField(),
     {name: "name", label: "Name", required: true},
     {name: "type", label: "Type", type: "select", options: TYPES, value: "quorum"},
     {name: "durable", label: "durable", type: "checkbox", value: true},
     {name: "auto_delete", label: "auto-delete", type: "checkbox"},
-    {name: "arguments", label: "Arguments", type: "json", help: 'Such as {"x-message-ttl": 60000}'},
+    {name: "applying", made: new ApplyingPolicies((inputs) => inputs.get("type").value)},
+    {name: "arguments", made: new ArgumentFields("Arguments", "type", rows)},
   ];
   form("Declare a queue", fields, "Declare", async (values) => {
     const {vhost, name, type, durable, auto_delete} = values;
     const body = {durable, auto_delete, arguments: {"x-queue-type": type, ...values.arguments}};
     await put(["queues", vhost, name], body);
-    go(["queue", vhost, name]);
+    go([type === "stream-group" ? "group" : "queue", vhost, name]);
   });
 }
 
@@ -66,7 +69,7 @@ export async function show(root, {query, signal}) {
     load: (asked, ended) => get(ofVhost("queues"), {...asked, columns: COLUMNS}, ended),
     query,
     signal,
-    actions: [button("Declare a queue", add, "primary")],
+    actions: [button("Declare a queue", () => withArguments(add), "primary")],
     empty: "No queue is called so.",
   });
 }

@@ -15,7 +15,7 @@ import pytest
 
 from amqp_server.testing import Broker
 
-from .visit import NARROW, WIDE, Visit, declare, expect, publish
+from .visit import NARROW, WIDE, Visit, declare, expect, publish, unfold
 
 AXE = os.environ.get("TEST_AXE", "")
 PAGES = (
@@ -77,6 +77,11 @@ def test_axe_finds_nothing_serious(
         visit.go(*parts)
         expect(visit.page.get_by_role("heading", level=1).first).to_be_visible()
         look("/".join(parts) or "overview")
+    visit.go("queues")
+    visit.page.get_by_role("button", name="Declare a queue").click()
+    unfold(visit.page.get_by_role("dialog"))
+    look("a form")
+    visit.page.keyboard.press("Escape")
     broker.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "1MiB"})
     try:
         expect(visit.page.get_by_role("alert", name="Alarms")).to_be_visible()

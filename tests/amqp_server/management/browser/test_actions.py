@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 from amqp_server.testing import Broker
 from amqp_server.testing.api import ApiError
 
-from .visit import Visit, declare, enter, expect, publish
+from .visit import Visit, declare, enter, expect, publish, unfold
 
 GET_OK, NOT_FOUND = 200, 404
 
@@ -45,14 +44,18 @@ def status(broker: Broker, path: str) -> int:
     [
         (
             "classic",
-            {"durable": False, "auto_delete": True, "arguments": '{"x-max-length": 5}'},
+            {"durable": False, "auto_delete": True, "x-max-length": "5"},
             {"durable": False, "auto_delete": True, "arguments": {"x-max-length": 5}},
         ),
         ("quorum", {}, {"durable": True, "auto_delete": False, "arguments": {}}),
         (
             "stream",
-            {"arguments": '{"x-max-age": "1h"}'},
-            {"durable": True, "auto_delete": False, "arguments": {"x-max-age": "1h"}},
+            {"x-max-age": "1h", "x-stream-compression": "zstd", "arguments": '{"note": [1]}'},
+            {
+                "durable": True,
+                "auto_delete": False,
+                "arguments": {"x-max-age": "1h", "x-stream-compression": "zstd", "note": [1]},
+            },
         ),
     ],
 )
@@ -76,11 +79,77 @@ def test_a_queue_that_is_refused(visit: Visit, broker: Broker) -> None:
     page.get_by_role("button", name="Declare a queue").click()
     dialog = page.get_by_role("dialog")
     enter(dialog.locator("[name=name]"), "odd")
-    enter(dialog.locator("[name=arguments]"), '{"x-max-length": "many"}')
+    unfold(dialog)
+    enter(dialog.locator("[name=x-max-length]"), "-1")
     dialog.get_by_role("button", name="Declare").click()
     expect(dialog.get_by_role("alert")).to_contain_text("x-max-length")
     expect(dialog.locator("[name=name]")).to_have_value("odd")
+    expect(dialog.locator("[name=x-max-length]")).to_have_value("-1")
     assert status(broker, "/api/queues/%2F/odd") == NOT_FOUND
+
+
+def test_a_form_has_the_arguments_of_the_chosen_type(visit: Visit, broker: Broker) -> None:
+    """What was entered for another type is there again when it is chosen, and is not sent otherwise."""
+    declare(broker, "source", **{"x-queue-type": "stream"})
+    page = visit.log_in()
+    visit.go("queues")
+    page.get_by_role("button", name="Declare a queue").click()
+    dialog = page.get_by_role("dialog")
+    unfold(dialog)
+    kind, length = dialog.locator("[name=type]"), dialog.locator("[name=x-max-length]")
+    for name, types in {
+        "x-max-length": {"classic", "quorum"},
+        "x-max-priority": {"classic"},
+        "x-delivery-limit": {"quorum", "stream-group"},
+        "x-max-age": {"stream"},
+        "x-stream": {"stream-group"},
+    }.items():
+        for each in ("classic", "quorum", "stream", "stream-group"):
+            enter(kind, each)
+            expect(dialog.locator(f"[name={name}]")).to_have_count(int(each in types))
+    enter(kind, "quorum")
+    enter(length, "7")
+    enter(kind, "stream-group")
+    expect(length).to_have_count(0)
+    enter(dialog.locator("[name=x-stream]"), "source")
+    enter(dialog.locator("[name=name]"), "readers")
+    enter(kind, "quorum")
+    expect(length).to_have_value("7")
+    enter(kind, "stream-group")
+    dialog.get_by_role("button", name="Declare").click()
+    shows(page, "Group readers")
+    assert broker.api("GET", "/api/queues/%2F/readers")["arguments"] == {
+        "x-queue-type": "stream-group",
+        "x-stream": "source",
+    }
+
+
+def test_a_form_says_which_policies_would_apply(visit: Visit, broker: Broker) -> None:
+    broker.api("PUT", "/api/vhosts/ruled", {})
+    for kind, definition in (("policies", {"max-length": 9}), ("operator-policies", {"max-length": 5})):
+        rule = {"pattern": "^a/", "definition": definition, "apply-to": "quorum_queues"}
+        broker.api("PUT", f"/api/{kind}/ruled/short", rule)
+    spare = {"pattern": "", "definition": {"alternate-exchange": "b"}, "apply-to": "exchanges"}
+    broker.api("PUT", "/api/policies/ruled/spare", spare)
+    page = visit.log_in()
+    visit.go("queues")
+    page.get_by_role("button", name="Declare a queue").click()
+    dialog = page.get_by_role("dialog")
+    says = dialog.locator(".applying")
+    enter(dialog.locator("[name=vhost]"), "ruled")
+    enter(dialog.locator("[name=name]"), "a/b é?")
+    expect(says).to_have_text("What would apply: policy short and operator policy short (max-length=5).")
+    enter(dialog.locator("[name=type]"), "classic")
+    expect(says).to_have_text("No policy would apply.")
+    enter(dialog.locator("[name=vhost]"), "/")
+    expect(says).to_have_text("No policy would apply.")
+    dialog.get_by_role("button", name="Cancel").click()
+    visit.go("exchanges")
+    page.get_by_role("button", name="Declare an exchange").click()
+    enter(dialog.locator("[name=vhost]"), "ruled")
+    enter(dialog.locator("[name=name]"), "any")
+    expect(says).to_have_text("What would apply: policy spare (alternate-exchange=b).")
+    broker.api("DELETE", "/api/vhosts/ruled")
 
 
 def test_a_stream_is_read(visit: Visit, broker: Broker) -> None:
@@ -173,16 +242,14 @@ def test_an_exchange_is_declared_bound_published_to_unbound_and_deleted(visit: V
     declare(broker, "orders")
     page = visit.log_in()
     visit.go("exchanges")
-    arguments = '{"alternate-exchange": "amq.fanout"}'
-    visit.send(
-        "Declare an exchange", "Declare", name="shop", type="topic", durable=False, arguments=arguments
-    )
+    arguments = {"alternate-exchange": "amq.fanout"}
+    visit.send("Declare an exchange", "Declare", name="shop", type="topic", durable=False, **arguments)
     shows(page, "Exchange shop")
     declared = broker.api("GET", "/api/exchanges/%2F/shop")
     assert [declared[name] for name in ("type", "durable", "arguments")] == [
         "topic",
         False,
-        json.loads(arguments),
+        arguments,
     ]
 
     visit.send("Bind", destination="orders", routing_key="order.*", arguments='{"note": 1}')
@@ -331,17 +398,14 @@ def test_a_policy_is_changed_and_deleted(visit: Visit, broker: Broker, title: st
     page = visit.log_in()
     visit.go("policies")
     section = page.locator("section").filter(has=page.get_by_role("heading", name=title, exact=True))
-    visit.send(
-        "Add", "Set", within=section, name="lengths", pattern="^measured$", definition='{"max-length": 7}'
-    )
+    visit.send("Add", "Set", within=section, name="lengths", pattern="^measured$", **{"max-length": "7"})
     expect(row(section, "lengths")).to_contain_text("max-length=7")
     visit.send(
         "Change",
         "Set",
         within=section,
         priority="3",
-        definition='{"max-length": 8}',
-        **{"apply-to": "classic_queues"},
+        **{"apply-to": "classic_queues", "max-length": "8"},
     )
     expect(row(section, "lengths", "max-length=8")).to_contain_text("classic_queues")
     changed = broker.api("GET", path)

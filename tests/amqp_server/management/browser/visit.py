@@ -74,6 +74,7 @@ class Visit:
         place = self.page if within is None else within
         place.get_by_role("button", name=opener, exact=True).click()
         dialog = self.page.get_by_role("dialog")
+        unfold(dialog)
         for name, value in values.items():
             enter(dialog.locator(f"[name={name}]"), value)
         dialog.get_by_role("button", name=label or opener, exact=True).click()
@@ -90,6 +91,13 @@ def publish(broker: Broker, queue: str, *payloads: str) -> None:
     for payload in payloads:
         body = {"routing_key": queue, "payload": payload, "payload_encoding": "string", "properties": {}}
         assert broker.api("POST", "/api/exchanges/%2F/amq.default/publish", body) == {"routed": True}
+
+
+def unfold(dialog: Any) -> None:
+    """Show the fields of a form that are for few users."""
+    dialog.get_by_role("button").first.wait_for()
+    for summary in dialog.locator("details:not([open]) > summary").all():
+        summary.click()
 
 
 def enter(field: Any, value: str | bool) -> None:
