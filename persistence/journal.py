@@ -58,6 +58,14 @@ class Journal:
         """Replace the note about a message. It is deleted when the message is settled."""
         self._pending.open.changes(queue_id).annotations[seq] = value
 
+    def annotate_all(self, queue_id: int, seqs: range, value: bytes) -> None:
+        """The same for the messages of a range, which may have a step."""
+        changes = self._pending.open.changes(queue_id)
+        if seqs.step == 1:
+            changes.annotate(seqs.start, seqs.stop, value)
+        else:
+            changes.annotations.update(dict.fromkeys(seqs, value))
+
     def state(self, queue_id: int, value: bytes) -> None:
         """Replace the small state record of the queue."""
         self._pending.open.changes(queue_id).state = value

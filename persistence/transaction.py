@@ -35,6 +35,8 @@ from persistence.record import (
     body_keys,
     pack,
     seal,
+    span_key,
+    span_of,
     unseal,
 )
 from persistence.replica_logs.writer import GroupWriter
@@ -178,14 +180,25 @@ class LmdbTransaction:
                 spans = sorted([*spans, *changes.forgotten])
             for start, stop in settled.outside(starts, stops, spans):
                 yield from self._settle(queue_id, start, stop)
-            if queue_id in self._store.annotated:
+            if queue_id in self._store.spanned:
+                for start, stop in zip(starts, stops, strict=True):
+                    yield from self._cut_notes(queue_id, start, stop)
+            elif queue_id in self._store.annotated:
                 for start, stop in zip(starts, stops, strict=True):
                     yield from self._clear(tables.annotations, queue_id, start, stop)
+        for start, stop, note in changes.span_notes:
+            for low, high in settled.between(start, stop, starts, stops):
+                if queue_id in self._store.annotated:
+                    yield from self._cut_notes(queue_id, low, high)
+                self._store.spanned.add(queue_id)
+                self._put_note(queue_id, low, high, note)
+                if self._worked(CALL_WORK):
+                    yield None
         for seq, note in changes.annotations.items():
             if not settled.contains(starts, stops, seq):
-                self._store.annotated.add(queue_id)
-                position = POSITION.pack(queue_id, seq)
-                txn.put(position, seal(position, note), db=tables.annotations)
+                if queue_id in self._store.spanned:
+                    yield from self._cut_notes(queue_id, seq, seq + 1)
+                self._put_note(queue_id, seq, seq + 1, note)
                 if self._worked(CALL_WORK):
                     yield None
         if changes.state is not None:
@@ -198,6 +211,7 @@ class LmdbTransaction:
         self._txn.delete(QUEUE.pack(queue_id), db=self._tables.states)
         yield from self._clear(self._tables.annotations, queue_id, 0, SEQ_MAX)
         self._store.annotated.discard(queue_id)
+        self._store.spanned.discard(queue_id)
         yield from self._erase_or_note(queue_id, 0, SEQ_MAX)
 
     def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
@@ -314,6 +328,46 @@ class LmdbTransaction:
         mask = bits.to_bytes((count + 7) // 8, "big")
         self._masked = True
         self._txn.put(position, seal(position, mask), db=self._tables.settled)
+
+    def _put_note(self, queue_id: int, start: int, stop: int, note: bytes) -> None:
+        self._store.annotated.add(queue_id)
+        key = span_key(queue_id, start, stop)
+        self._txn.put(key, seal(key, note), db=self._tables.annotations)
+
+    def _cut_notes(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
+        """Delete the notes about the messages in [start, stop). No two notes are about one message: what is
+        left of one that is about others, too, stays.
+        """
+        begin, end = POSITION.pack(queue_id, start), POSITION.pack(queue_id, stop)
+        with self._txn.cursor(db=self._tables.annotations) as cursor:
+            # The one before them may reach into them.
+            if cursor.prev() if cursor.set_range(begin) else cursor.last():
+                owner, first, after = span_of(cursor.key())
+                if owner == queue_id and after > start:
+                    self._cut_note(cursor, queue_id, (first, start), (stop, after))
+            cursor.set_range(begin)
+            while (key := cursor.key()) and bytes(key) < end:
+                _, _, after = span_of(key)
+                if after > stop:
+                    self._cut_note(cursor, queue_id, (stop, after))
+                    return
+                cursor.delete()
+                if self._worked(CALL_WORK):
+                    yield None
+
+    def _cut_note(self, cursor: "lmdb.Cursor[memoryview]", queue_id: int, *left: tuple[int, int]) -> None:
+        """Let the note at the cursor be about these messages only."""
+        key = bytes(cursor.key())
+        try:
+            note = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
+        except CorruptRecord as error:
+            log.error("%s: its messages are used without it", error)
+            left = ()
+        cursor.delete()
+        for start, stop in left:
+            if start < stop:
+                self._put_note(queue_id, start, stop, note)
+                self._worked(CALL_WORK)
 
     def _clear(self, table: "lmdb._Database", queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         with self._txn.cursor(db=table) as cursor:

@@ -611,8 +611,8 @@ class LocalHost(DeadLettering):
         if not run.attributes.persistent:
             return False
         note = encode_note(run, due_ms)
-        for seq in run.seqs:
-            self.services.journal.annotate(self.queue_id, seq, note)
+        for span in ranges_of(run.seqs):
+            self.services.journal.annotate_all(self.queue_id, span, note)
         return True
 
     def _annotate_deaths(self, letters: list[tuple[Run, Reason]]) -> bool:

@@ -69,6 +69,38 @@ def test_annotations_go_with_their_messages(environment: Any) -> None:
     assert queue.annotations == {3: b"again"}
 
 
+def test_a_note_about_many_messages_is_one_entry(tmp_path: Path) -> None:
+    environment = Environment.open(tmp_path)
+    journal = Journal(environment)
+    journal.append(1, 0, 2_000, b"x")
+    journal.annotate_all(1, range(1_000), b"once")
+    journal.annotate_all(1, range(1_000, 2_000), b"once")
+    environment.flush()
+    assert entries(environment) == 1
+    # What is left of it stays, whatever becomes of some of its messages.
+    journal.annotate_all(1, range(500, 1_500), b"twice")
+    journal.annotate(1, 700, b"thrice")
+    environment.flush()
+    assert entries(environment) == 5
+    journal.settle(1, range(400, 700))
+    journal.settle(1, range(1_900, 2_000))
+    environment.flush()
+    (queue,) = journal.recover()
+    once, twice = [*range(400), *range(1_500, 1_900)], range(701, 1_500)
+    assert queue.annotations == dict.fromkeys(once, b"once") | {700: b"thrice"} | dict.fromkeys(
+        twice, b"twice"
+    )
+    assert entries(environment) == 4
+    journal.settle(1, range(2_000))
+    environment.flush()
+    assert entries(environment) == 0
+    environment.close()
+
+
+def entries(environment: Environment) -> int:
+    return int(environment.snapshot().stat(environment.tables.annotations)["entries"])
+
+
 @pytest.mark.parametrize("first_seq", [0, 18, 100])
 def test_a_dropped_number_is_used_again_while_it_is_erased(
     environment: Any, monkeypatch: pytest.MonkeyPatch, first_seq: int
