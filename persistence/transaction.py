@@ -178,8 +178,10 @@ class LmdbTransaction:
             if changes.forgotten:
                 # The store has nothing of these records.
                 spans = sorted([*spans, *changes.forgotten])
+            done = 0
             for start, stop in settled.outside(starts, stops, spans):
-                yield from self._settle(queue_id, start, stop)
+                if stop > done:
+                    done = yield from self._settle(queue_id, max(start, done), stop, starts, stops)
             if queue_id in self._store.spanned:
                 for start, stop in zip(starts, stops, strict=True):
                     yield from self._cut_notes(queue_id, start, stop)
@@ -214,17 +216,27 @@ class LmdbTransaction:
         self._store.spanned.discard(queue_id)
         yield from self._erase_or_note(queue_id, 0, SEQ_MAX)
 
-    def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
+    def _settle(
+        self, queue_id: int, start: int, stop: int, starts: list[int], stops: list[int]
+    ) -> Generator[Job | None, None, int]:
+        """Settle [start, stop), and what these merged intervals have of the record at `start`; return up to
+        where all is settled that they have.
+        """
         records = self._records
         found = records.prev() if records.set_range(KEY.pack(queue_id, start, 0, 0)) else records.last()
         if found:
             owner, first_seq, count, _ = KEY.unpack(records.key())
-            if owner == queue_id and first_seq + count > start:
-                self._settle_part(queue_id, first_seq, count, start, stop)
-                if first_seq + count >= stop:
-                    self._worked(3 * CALL_WORK)
-                    return
+            end: int = first_seq + count
+            if owner == queue_id and end > start:
+                self._settle_bits(
+                    queue_id, first_seq, count, settled.mask_of(first_seq, count, starts, stops)
+                )
+                if end >= stop:
+                    if self._worked(3 * CALL_WORK):
+                        yield None
+                    return end
         yield from self._erase_or_note(queue_id, start, stop)
+        return stop
 
     def _erase_or_note(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         reached = yield from self._erase(queue_id, start, stop)
@@ -302,7 +314,9 @@ class LmdbTransaction:
                 self._settle_part(queue_id, first_seq, count, start, stop)
 
     def _settle_part(self, queue_id: int, first_seq: int, count: int, start: int, stop: int) -> None:
-        bits = settled.mask(first_seq, count, start, stop)
+        self._settle_bits(queue_id, first_seq, count, settled.mask(first_seq, count, start, stop))
+
+    def _settle_bits(self, queue_id: int, first_seq: int, count: int, bits: int) -> None:
         position = POSITION.pack(queue_id, first_seq)
         if count > 1 and self._has_masks:
             bits |= self._store.mask(self._txn, queue_id, first_seq, count)

@@ -97,6 +97,9 @@ class Journal(Protocol):
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
+    def settle_scattered(self, queue_id: int, seqs: list[int]) -> None:
+        """Settle messages that are no range, in order."""
+
     def withdraw(self, queue_id: int, seq: int) -> bool:
         """Withdraw a message that was not written yet, and whose commit was requested as `alone`."""
 

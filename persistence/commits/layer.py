@@ -124,6 +124,24 @@ class QueueChanges:
             self.starts.append(seq)
             self.stops.append(seq + 1)
 
+    def settle_scattered(self, seqs: list[int]) -> None:
+        """Settle messages that are no range, in order."""
+        starts, stops = self.starts, self.stops
+        stop = -1
+        for seq in seqs:
+            if seq == stop:
+                stops[-1] = stop = seq + 1
+            else:
+                starts.append(seq)
+                stop = seq + 1
+                stops.append(stop)
+
+    def merge_settled(self) -> None:
+        """Join settled intervals that touch: of messages that were acked in another order than they came,
+        few are left.
+        """
+        self.starts, self.stops = settled.merge(self.starts, self.stops)
+
     def unsettled(self) -> Iterator[Payload]:
         """The payloads of the records that are not completely settled."""
         starts, stops = settled.merge(self.starts, self.stops)

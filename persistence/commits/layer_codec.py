@@ -13,6 +13,8 @@ VERSION: Final = 1
 SPANS_VERSION: Final = 2
 #: A layer with more parts goes directly to LMDB: a record would not pay.
 PARTS_MAX: Final = 512
+#: More settled intervals than these are joined, if they touch, before they are counted.
+MERGED_BEHIND: Final = 64
 
 # queue, dropped, appends, starts, stops, annotations, state; an append: first number, count, head, body
 _Queue = tuple[
@@ -63,6 +65,8 @@ def is_small(layer: Layer, bytes_max: int) -> bool:
         return False
     parts = 0
     for changes in layer.queues.values():
+        if len(changes.starts) > MERGED_BEHIND:
+            changes.merge_settled()
         parts += len(changes.appends) + len(changes.starts)
         parts += len(changes.annotations) + len(changes.span_notes)
     for group in layer.groups.values():

@@ -69,6 +69,35 @@ def test_annotations_go_with_their_messages(environment: Any) -> None:
     assert queue.annotations == {3: b"again"}
 
 
+@pytest.mark.pure
+def test_scattered_acks_mask_each_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Environment.open(tmp_path)
+    journal = Journal(environment)
+    for first in range(0, 900, 300):
+        journal.append(1, first, 300, b"x")
+    environment.flush()
+    masked: list[int] = []
+    put = persistence.transaction.LmdbTransaction._put_mask
+
+    def counted(transaction: Any, queue_id: int, first_seq: int, count: int, bits: int) -> None:
+        masked.append(first_seq)
+        put(transaction, queue_id, first_seq, count, bits)
+
+    monkeypatch.setattr(persistence.transaction.LmdbTransaction, "_put_mask", counted)
+    journal.settle_scattered(1, [*range(200, 300), *range(400, 900, 3)])
+    environment.flush()
+    assert masked == [0, 300, 600]
+    found = settled(journal)
+    assert found[0] == [range(200, 300)]
+    assert found[600] == [range(seq, seq + 1) for seq in range(601, 900, 3)]
+    journal.settle_scattered(
+        1, [seq for seq in range(900) if seq < 200 or 300 <= seq < 400 or (seq > 400 and seq % 3 != 1)]
+    )
+    environment.flush()
+    assert list(journal.recover()) == []
+    environment.close()
+
+
 def test_a_note_about_many_messages_is_one_entry(tmp_path: Path) -> None:
     environment = Environment.open(tmp_path)
     journal = Journal(environment)

@@ -114,6 +114,18 @@ class Rules(Histories):
         for seq in seqs:
             notes.pop(seq, None)
 
+    @rule(queue_id=QUEUES, random=st.randoms(use_true_random=False), share=st.floats(0.1, 1))
+    def settle_scattered(self, queue_id: int, random: Random, share: float) -> None:
+        left = self.present.left.get(queue_id, set())
+        if not left:
+            return
+        seqs = sorted(seq for seq in left if random.random() < share)
+        self.journal.settle_scattered(queue_id, seqs)
+        left.difference_update(seqs)
+        notes = self.present.notes.get(queue_id, {})
+        for seq in seqs:
+            notes.pop(seq, None)
+
     @precondition(lambda self: any(self.present.left.values()))
     @rule(data=st.data(), value=st.binary(max_size=5))
     def annotate(self, data: st.DataObject, value: bytes) -> None:
