@@ -46,6 +46,10 @@ class Journal:
         if seqs:
             self._pending.open.changes(queue_id).settle(seqs if seqs.step > 0 else seqs[::-1])
 
+    def settle_scattered(self, queue_id: int, seqs: list[int]) -> None:
+        """The same for messages that are no range, in order."""
+        self._pending.open.changes(queue_id).settle_scattered(seqs)
+
     def withdraw(self, queue_id: int, seq: int) -> bool:
         """Withdraw a message that was not written yet; False if it is too late.
 
@@ -57,6 +61,14 @@ class Journal:
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None:
         """Replace the note about a message. It is deleted when the message is settled."""
         self._pending.open.changes(queue_id).annotations[seq] = value
+
+    def annotate_all(self, queue_id: int, seqs: range, value: bytes) -> None:
+        """The same for the messages of a range, which may have a step."""
+        changes = self._pending.open.changes(queue_id)
+        if seqs.step == 1:
+            changes.annotate(seqs.start, seqs.stop, value)
+        else:
+            changes.annotations.update(dict.fromkeys(seqs, value))
 
     def state(self, queue_id: int, value: bytes) -> None:
         """Replace the small state record of the queue."""
@@ -128,6 +140,10 @@ class SpillJournal(Journal):
 
     def settle(self, queue_id: int, seqs: range) -> None:
         super().settle(queue_id, seqs)
+        self._request()
+
+    def settle_scattered(self, queue_id: int, seqs: list[int]) -> None:
+        super().settle_scattered(queue_id, seqs)
         self._request()
 
     def drop(self, queue_id: int) -> None:

@@ -31,6 +31,7 @@ COPIED_BYTES_MAX: Final = 8 * 1024
 KEY: Final = struct.Struct(">QQIH")  # queue_id, first_seq, count, chunks of the body
 BODY_KEY: Final = struct.Struct(">QQH")  # queue_id, first_seq, chunk
 POSITION: Final = struct.Struct(">QQ")  # queue_id, seq
+SPAN: Final = struct.Struct(">QQQ")  # queue_id, first_seq, count: the key of a note about several messages
 QUEUE: Final = struct.Struct(">Q")
 HEADER: Final = struct.Struct(">BII")  # version, crc32, payload bytes of all chunks together
 SEALED: Final = struct.Struct(">BI")  # version, crc32
@@ -42,6 +43,21 @@ CHUNKS_MAX: Final = (1 << 16) - 1
 Payload = bytes | list[bytes]
 Values = Iterable[tuple[bytes, bytes | bytearray]]
 Fetch = Callable[[bytes], memoryview | None]  # a chunk by its key
+
+
+def span_of(key: bytes | memoryview) -> tuple[int, int, int]:
+    """Return queue, first message and the one after the last that a note is about, from its key."""
+    if len(key) == POSITION.size:
+        queue_id, seq = POSITION.unpack(key)
+        return queue_id, seq, seq + 1
+    queue_id, first, count = SPAN.unpack(key)
+    return queue_id, first, first + count
+
+
+def span_key(queue_id: int, start: int, stop: int) -> bytes:
+    """Return the key of a note about these messages."""
+    one = stop - start == 1
+    return POSITION.pack(queue_id, start) if one else SPAN.pack(queue_id, start, stop - start)
 
 
 def size_of(payload: Payload) -> int:

@@ -49,6 +49,19 @@ def outside(starts: list[int], stops: list[int], spans: list[tuple[int, int]]) -
             yield start, stop
 
 
+def between(start: int, stop: int, starts: list[int], stops: list[int]) -> Iterator[tuple[int, int]]:
+    """The parts of [start, stop) outside of the merged intervals."""
+    at = max(bisect_right(starts, start) - 1, 0)
+    while at < len(starts) and starts[at] < stop:
+        if stops[at] > start:
+            if starts[at] > start:
+                yield start, starts[at]
+            start = stops[at]
+        at += 1
+    if start < stop:
+        yield start, stop
+
+
 def mask(first_seq: int, count: int, start: int, stop: int) -> int:
     """The bits of [start, stop) in a record of `count` messages from first_seq on."""
     low = max(start - first_seq, 0)

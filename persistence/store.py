@@ -45,6 +45,7 @@ from persistence.record import (
     Record,
     RecoveredQueue,
     RecoveredRecord,
+    span_of,
     unpack,
     unseal,
 )
@@ -105,6 +106,7 @@ class LmdbStore:
         """`lasts`: the store must survive the end of the process. `sync`: also a crash of the machine."""
         self.pending = Pending()
         self.annotated: set[int] = set()  # queues that may have annotations on disk
+        self.spanned: set[int] = set()  # those that may have some about several messages
         self.erasures: Erasures = {}
         self._data_file = directory / DATA_FILE
         #: Surrounds all reads of LMDB.
@@ -420,19 +422,22 @@ class LmdbStore:
         with self.guard, txn.cursor(db=self.tables.annotations) as cursor:
             cursor.set_range(POSITION.pack(queue_id, 0))
             while key := bytes(cursor.key()):
-                owner, seq = POSITION.unpack(key)
+                owner, first, stop = span_of(key)
                 if owner != queue_id:
                     break
                 try:
-                    found[seq] = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
+                    note = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
                 except CorruptRecord as error:
-                    log.error("%s: message %d is used without it", error, seq)
+                    log.error("%s: messages %d to %d are used without it", error, first, stop - 1)
+                else:
+                    found.update(dict.fromkeys(range(first, stop), note))
                 cursor.next()
         return found
 
     def _load(self) -> None:
         txn = self.snapshot()
         self.annotated = owners(txn, self.tables.annotations)
+        self.spanned = self.annotated.copy()
         with txn.cursor(db=self.tables.erasures) as cursor:
             for key, value in cursor:
                 queue_id, start = POSITION.unpack(key)

@@ -35,6 +35,8 @@ from persistence.record import (
     body_keys,
     pack,
     seal,
+    span_key,
+    span_of,
     unseal,
 )
 from persistence.replica_logs.writer import GroupWriter
@@ -176,16 +178,29 @@ class LmdbTransaction:
             if changes.forgotten:
                 # The store has nothing of these records.
                 spans = sorted([*spans, *changes.forgotten])
+            done = 0
             for start, stop in settled.outside(starts, stops, spans):
-                yield from self._settle(queue_id, start, stop)
-            if queue_id in self._store.annotated:
+                if stop > done:
+                    done = yield from self._settle(queue_id, max(start, done), stop, starts, stops)
+            if queue_id in self._store.spanned:
+                for start, stop in zip(starts, stops, strict=True):
+                    yield from self._cut_notes(queue_id, start, stop)
+            elif queue_id in self._store.annotated:
                 for start, stop in zip(starts, stops, strict=True):
                     yield from self._clear(tables.annotations, queue_id, start, stop)
+        for start, stop, note in changes.span_notes:
+            for low, high in settled.between(start, stop, starts, stops):
+                if queue_id in self._store.annotated:
+                    yield from self._cut_notes(queue_id, low, high)
+                self._store.spanned.add(queue_id)
+                self._put_note(queue_id, low, high, note)
+                if self._worked(CALL_WORK):
+                    yield None
         for seq, note in changes.annotations.items():
             if not settled.contains(starts, stops, seq):
-                self._store.annotated.add(queue_id)
-                position = POSITION.pack(queue_id, seq)
-                txn.put(position, seal(position, note), db=tables.annotations)
+                if queue_id in self._store.spanned:
+                    yield from self._cut_notes(queue_id, seq, seq + 1)
+                self._put_note(queue_id, seq, seq + 1, note)
                 if self._worked(CALL_WORK):
                     yield None
         if changes.state is not None:
@@ -198,19 +213,30 @@ class LmdbTransaction:
         self._txn.delete(QUEUE.pack(queue_id), db=self._tables.states)
         yield from self._clear(self._tables.annotations, queue_id, 0, SEQ_MAX)
         self._store.annotated.discard(queue_id)
+        self._store.spanned.discard(queue_id)
         yield from self._erase_or_note(queue_id, 0, SEQ_MAX)
 
-    def _settle(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
+    def _settle(
+        self, queue_id: int, start: int, stop: int, starts: list[int], stops: list[int]
+    ) -> Generator[Job | None, None, int]:
+        """Settle [start, stop), and what these merged intervals have of the record at `start`; return up to
+        where all is settled that they have.
+        """
         records = self._records
         found = records.prev() if records.set_range(KEY.pack(queue_id, start, 0, 0)) else records.last()
         if found:
             owner, first_seq, count, _ = KEY.unpack(records.key())
-            if owner == queue_id and first_seq + count > start:
-                self._settle_part(queue_id, first_seq, count, start, stop)
-                if first_seq + count >= stop:
-                    self._worked(3 * CALL_WORK)
-                    return
+            end: int = first_seq + count
+            if owner == queue_id and end > start:
+                self._settle_bits(
+                    queue_id, first_seq, count, settled.mask_of(first_seq, count, starts, stops)
+                )
+                if end >= stop:
+                    if self._worked(3 * CALL_WORK):
+                        yield None
+                    return end
         yield from self._erase_or_note(queue_id, start, stop)
+        return stop
 
     def _erase_or_note(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         reached = yield from self._erase(queue_id, start, stop)
@@ -288,7 +314,9 @@ class LmdbTransaction:
                 self._settle_part(queue_id, first_seq, count, start, stop)
 
     def _settle_part(self, queue_id: int, first_seq: int, count: int, start: int, stop: int) -> None:
-        bits = settled.mask(first_seq, count, start, stop)
+        self._settle_bits(queue_id, first_seq, count, settled.mask(first_seq, count, start, stop))
+
+    def _settle_bits(self, queue_id: int, first_seq: int, count: int, bits: int) -> None:
         position = POSITION.pack(queue_id, first_seq)
         if count > 1 and self._has_masks:
             bits |= self._store.mask(self._txn, queue_id, first_seq, count)
@@ -314,6 +342,46 @@ class LmdbTransaction:
         mask = bits.to_bytes((count + 7) // 8, "big")
         self._masked = True
         self._txn.put(position, seal(position, mask), db=self._tables.settled)
+
+    def _put_note(self, queue_id: int, start: int, stop: int, note: bytes) -> None:
+        self._store.annotated.add(queue_id)
+        key = span_key(queue_id, start, stop)
+        self._txn.put(key, seal(key, note), db=self._tables.annotations)
+
+    def _cut_notes(self, queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
+        """Delete the notes about the messages in [start, stop). No two notes are about one message: what is
+        left of one that is about others, too, stays.
+        """
+        begin, end = POSITION.pack(queue_id, start), POSITION.pack(queue_id, stop)
+        with self._txn.cursor(db=self._tables.annotations) as cursor:
+            # The one before them may reach into them.
+            if cursor.prev() if cursor.set_range(begin) else cursor.last():
+                owner, first, after = span_of(cursor.key())
+                if owner == queue_id and after > start:
+                    self._cut_note(cursor, queue_id, (first, start), (stop, after))
+            cursor.set_range(begin)
+            while (key := cursor.key()) and bytes(key) < end:
+                _, _, after = span_of(key)
+                if after > stop:
+                    self._cut_note(cursor, queue_id, (stop, after))
+                    return
+                cursor.delete()
+                if self._worked(CALL_WORK):
+                    yield None
+
+    def _cut_note(self, cursor: "lmdb.Cursor[memoryview]", queue_id: int, *left: tuple[int, int]) -> None:
+        """Let the note at the cursor be about these messages only."""
+        key = bytes(cursor.key())
+        try:
+            note = unseal(key, cursor.value(), lambda: f"an annotation of queue {queue_id}")
+        except CorruptRecord as error:
+            log.error("%s: its messages are used without it", error)
+            left = ()
+        cursor.delete()
+        for start, stop in left:
+            if start < stop:
+                self._put_note(queue_id, start, stop, note)
+                self._worked(CALL_WORK)
 
     def _clear(self, table: "lmdb._Database", queue_id: int, start: int, stop: int) -> Iterator[Job | None]:
         with self._txn.cursor(db=table) as cursor:

@@ -26,7 +26,7 @@ from quorum_queue.machine.effects import Effects, Reason
 from quorum_queue.machine.machine import Command, Machine, Meta
 from quorum_queue.machine.order.message_groups import gathered
 from quorum_queue.machine.parts import Parts
-from quorum_queue.machine.positions import Positions, merged, ranges_of
+from quorum_queue.machine.positions import Positions, ranges_of
 from quorum_queue.machine.record.arrivals import Arrivals
 from quorum_queue.machine.record.record import MessageRecord
 from quorum_queue.machine.record.states import (
@@ -611,8 +611,8 @@ class LocalHost(DeadLettering):
         if not run.attributes.persistent:
             return False
         note = encode_note(run, due_ms)
-        for seq in run.seqs:
-            self.services.journal.annotate(self.queue_id, seq, note)
+        for span in ranges_of(run.seqs):
+            self.services.journal.annotate_all(self.queue_id, span, note)
         return True
 
     def _annotate_deaths(self, letters: list[tuple[Run, Reason]]) -> bool:
@@ -822,7 +822,6 @@ class LocalHost(DeadLettering):
                 for span in ranges_of(seqs):
                     services.spill.settle(self.queue_id, span)
         if scattered:
-            for span in ranges_of(merged(scattered)):
-                services.journal.settle(self.queue_id, span)
+            services.journal.settle_scattered(self.queue_id, sorted(chain.from_iterable(scattered)))
             wrote = True
         return wrote

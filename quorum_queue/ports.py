@@ -97,10 +97,15 @@ class Journal(Protocol):
 
     def settle(self, queue_id: int, seqs: range) -> None: ...
 
+    def settle_scattered(self, queue_id: int, seqs: list[int]) -> None:
+        """Settle messages that are no range, in order."""
+
     def withdraw(self, queue_id: int, seq: int) -> bool:
         """Withdraw a message that was not written yet, and whose commit was requested as `alone`."""
 
     def annotate(self, queue_id: int, seq: int, value: bytes) -> None: ...
+
+    def annotate_all(self, queue_id: int, seqs: range, value: bytes) -> None: ...
 
     def state(self, queue_id: int, value: bytes) -> None: ...
 

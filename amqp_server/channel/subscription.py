@@ -10,7 +10,7 @@ from amqp_server.streams.consumer_groups.member_reading import Taker
 from amqp_server.streams.layout.consumer_start import NEXT, Start
 from amqp_server.streams.layout.deliver import BatchReader
 from amqp_server.streams.local_host import StreamConsumer
-from amqp_server.wire import content, frames, tables
+from amqp_server.wire.added_fields import with_fields
 from amqp_server.wire.deliver import LARGE_BYTES, DeliverTemplate
 from persistence.streams.log import Wanted
 from quorum_queue.consumer_groups.group import Member
@@ -134,7 +134,7 @@ class Subscription:
             channel.traffic.redeliver += count
             self.traffic.redeliver += count
         if (run.attempts or run.acquired) and self.queue.type.counts_deliveries:
-            count_deliveries(run, channel.connection.limits.frame_max)
+            count_deliveries(run)
         if channel.vhost.tracing:
             channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
         outbox = channel.connection.outbox
@@ -271,28 +271,22 @@ class Getter:
             channel.traffic.redeliver += 1
             self.traffic.redeliver += 1
         if (run.attempts or run.acquired) and self.queue.type.counts_deliveries:
-            count_deliveries(run, channel.connection.limits.frame_max)
+            count_deliveries(run)
         if channel.vhost.tracing:
             channel.broker.firehose.copy(channel.connection, trace_run(channel, self.queue.name, run))
         return tag
 
 
-def count_deliveries(run: Run, frame_max: int) -> None:
+def count_deliveries(run: Run) -> None:
     """Add the headers that quorum queues give to messages that were delivered before: how many deliveries
     failed, and how often the message came back.
     """
     assert run.contents is not None
-    added: dict[bytes, bytes | None] = {
-        name: b"l" + count.to_bytes(8, "big")
-        for name, count in ((b"x-acquired-count", run.acquired), (b"x-delivery-count", run.attempts))
-        if count
-    }
-    counted: list[bytes] = []
-    for index, item in enumerate(run.contents):
-        attributes = run.attributes_of(index)
-        payload, body = content.split(item)
-        properties = content.Properties.parse(payload)
-        properties.raw["headers"] = tables.replaced(properties.raw.get("headers", b""), added)
-        size = max(attributes.frame_bytes, frames.FRAME_BYTES_MIN)
-        counted.append(content.build(properties.encode(len(body)), body, attributes.channel, size))
-    run.contents = counted
+    run.contents = with_fields(
+        run.contents,
+        {
+            name: b"l" + count.to_bytes(8, "big")
+            for name, count in ((b"x-acquired-count", run.acquired), (b"x-delivery-count", run.attempts))
+            if count
+        },
+    )

@@ -204,11 +204,11 @@ def build(header: bytes, body: bytes, channel: int, frame_max: int) -> bytes:
 def with_header(content: bytes, header: bytes, channel: int) -> bytes:
     """Give a content another header payload; its body frames are of this channel already."""
     return b"".join(
-        (frames.raw_frame(frames.HEADER, channel, header), memoryview(content)[_body_at(content) :])
+        (frames.raw_frame(frames.HEADER, channel, header), memoryview(content)[body_at(content) :])
     )
 
 
-def _body_at(content: bytes) -> int:
+def body_at(content: bytes) -> int:
     """Return the offset of the first body frame."""
     return int.from_bytes(content[3:7], "big") + frames.OVERHEAD
 

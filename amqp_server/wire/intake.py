@@ -17,6 +17,7 @@ from itertools import pairwise
 from typing import Any, Final, Protocol
 
 from amqp_server.wire import confirm_level, shapes, tables
+from amqp_server.wire.alternation import Alternation
 from quorum_queue.machine.attributes import ATTRIBUTES, MAJORITY, PRIORITY_ZERO
 from quorum_queue.machine.run import KINDS_MAX, Attributes
 
@@ -149,7 +150,6 @@ class Segment:
     """
 
     __slots__ = (
-        "_place",
         "_places",
         "attributes",
         "contents",
@@ -159,6 +159,7 @@ class Segment:
         "kinds",
         "lane",
         "mix",
+        "place",
         "route",
         "waits",
         "waits_read",
@@ -173,7 +174,7 @@ class Segment:
         self.kinds: bytearray | None = None
         self._places: dict[Attributes, int] | None = None
         #: The place of the present attributes.
-        self._place = 0
+        self.place = 0
         #: Their groups, if they go to one queue and this has message groups, and the header these are from.
         self.groups: list[bytes] | None = None
         self.group_header = ""
@@ -203,7 +204,7 @@ class Segment:
             if place < 0:
                 return False
         self.fill_kinds()
-        self.attributes, self._place = attributes, place
+        self.attributes, self.place = attributes, place
         return True
 
     def _new_place(self, attributes: Attributes) -> int:
@@ -241,9 +242,9 @@ class Segment:
         if kinds is not None:
             missing = len(self.contents) - len(kinds)
             if missing == 1:
-                kinds.append(self._place)
+                kinds.append(self.place)
             else:
-                kinds += bytes((self._place,)) * missing
+                kinds += bytes((self.place,)) * missing
 
     def takes(self, route: PublishRoute) -> bool:
         """True if messages of `route` may be added to this segment, because they go to the same queues."""
@@ -629,6 +630,8 @@ def take(
     # Bytes of headers that were walked property by property.
     walked = 0
     attributes: Attributes | None = None
+    # Those of this segment, key and stride that came in turn; None: none did.
+    alternation: Alternation | None = None
     # Messages that go the way of the last one that was routed by itself: all of them, and those left.
     granted = ahead = 0
     last = publisher.last_header
@@ -720,6 +723,7 @@ def take(
             else:
                 # Where sizes differ, the next message has another one, and no comparison finds it.
                 mask = variants_mask = 0
+                alternation = None
                 if stride:
                     varied += 1
                 stride, header_bytes = after - at, size
@@ -749,6 +753,7 @@ def take(
         if to is not target or segment is None or not segment.turns_to(attributes):
             segment = _switch(segments, segment, target, to, attributes)
             target = to
+            alternation = None
         append = segment.contents.append
         append(data[at:after])
         pos = after
@@ -771,6 +776,19 @@ def take(
             if resolve is not None:
                 ahead -= (pos - before) // whole_bytes
             again = startswith(key, pos)
+        kinds = segment.kinds
+        if again and kinds is not None and resolve is None and others < OTHERS_MAX:
+            if alternation is None:
+                alternation = Alternation()
+            alternation.note(key, template, attributes, segment.place)
+            segment.fill_kinds()
+            before = pos
+            pos = alternation.take(data, pos, end, key_bytes, stride, segment.contents, kinds)
+            if pos > before:
+                template, attributes = alternation.template, alternation.attributes
+                segment.attributes, segment.place = attributes, alternation.place
+                decisive, varied = -1, VARIED
+                again = startswith(key, pos)
         if again:
             continue
         following = _next_key(data, pos, end, body_max)
@@ -781,7 +799,7 @@ def take(
         if granted and route.resolve is not None:
             route.resolve.passed(granted - ahead)
             granted = ahead = 0
-        route, key = known, following
+        route, key, alternation = known, following, None
         key_bytes = len(key)
     if granted and route.resolve is not None:
         route.resolve.passed(granted - ahead)

@@ -32,6 +32,7 @@ ENTRY_BYTES: Final = 64
 FORGET_MIN: Final = 16
 
 Append = tuple[int, int, Payload, int]  # first_seq, count, payload, parts of it that are its head
+SpanNote = tuple[int, int, bytes]  # first_seq, the one after the last, note
 _FIRST: Final = itemgetter(0)
 #: A message that came alone: its queue and its sequence number.
 Lone = tuple[int, int]
@@ -40,7 +41,17 @@ Lone = tuple[int, int]
 class QueueChanges:
     """Changes of one queue within one layer."""
 
-    __slots__ = ("annotations", "appends", "dropped", "forgotten", "ordered", "starts", "state", "stops")
+    __slots__ = (
+        "annotations",
+        "appends",
+        "dropped",
+        "forgotten",
+        "ordered",
+        "span_notes",
+        "starts",
+        "state",
+        "stops",
+    )
 
     def __init__(self) -> None:
         self.clear()
@@ -53,7 +64,11 @@ class QueueChanges:
         self.stops: list[int] = []
         #: Spans of removed records; no other record lies within them.
         self.forgotten: list[tuple[int, int]] = []
+        #: Notes about messages one by one, which count more than those about several in a row.
         self.annotations: dict[int, bytes] = {}
+        #: Notes about several messages in a row (first, the one after the last, note). A later one counts
+        #: more than an earlier one.
+        self.span_notes: list[SpanNote] = []
         self.state: bytes | None = None
 
     def append(self, append: Append) -> None:
@@ -68,7 +83,29 @@ class QueueChanges:
         return self.appends
 
     def is_empty(self) -> bool:
-        return not (self.appends or self.starts or self.annotations or self.dropped) and self.state is None
+        return not (self.appends or self.starts or self.dropped or self.writes_notes) and self.state is None
+
+    @property
+    def writes_notes(self) -> bool:
+        return bool(self.annotations or self.span_notes)
+
+    def annotate(self, start: int, stop: int, note: bytes) -> None:
+        """Replace the notes about these messages."""
+        annotations, spans = self.annotations, self.span_notes
+        if stop - start == 1:
+            annotations[start] = note
+            return
+        if annotations:
+            few = annotations if len(annotations) < stop - start else range(start, stop)
+            for seq in [seq for seq in few if start <= seq < stop]:
+                annotations.pop(seq, None)
+        if spans and spans[-1][1] == start and spans[-1][2] == note:
+            spans[-1] = spans[-1][0], stop, note
+        else:
+            spans.append((start, stop, note))
+
+    def has_note(self, seq: int) -> bool:
+        return seq in self.annotations or any(start <= seq < stop for start, stop, _ in self.span_notes)
 
     def drop(self) -> None:
         self.clear()
@@ -87,6 +124,24 @@ class QueueChanges:
             self.starts.append(seq)
             self.stops.append(seq + 1)
 
+    def settle_scattered(self, seqs: list[int]) -> None:
+        """Settle messages that are no range, in order."""
+        starts, stops = self.starts, self.stops
+        stop = -1
+        for seq in seqs:
+            if seq == stop:
+                stops[-1] = stop = seq + 1
+            else:
+                starts.append(seq)
+                stop = seq + 1
+                stops.append(stop)
+
+    def merge_settled(self) -> None:
+        """Join settled intervals that touch: of messages that were acked in another order than they came,
+        few are left.
+        """
+        self.starts, self.stops = settled.merge(self.starts, self.stops)
+
     def unsettled(self) -> Iterator[Payload]:
         """The payloads of the records that are not completely settled."""
         starts, stops = settled.merge(self.starts, self.stops)
@@ -104,6 +159,8 @@ class QueueChanges:
             self.append(append)
         self.starts += later.starts
         self.stops += later.stops
+        for start, stop, note in later.span_notes:
+            self.annotate(start, stop, note)
         self.annotations.update(later.annotations)
         if later.state is not None:
             self.state = later.state
@@ -197,7 +254,7 @@ class Layer:
             not self.metadata
             and all(changes.only_erases() for changes in self.groups.values())
             and not any(
-                changes.appends or changes.annotations or changes.state is not None
+                changes.appends or changes.writes_notes or changes.state is not None
                 for changes in self.queues.values()
             )
         )
@@ -261,7 +318,7 @@ class Pending:
         if changes is None or (queue_id, seq) not in layer.alone or not changes.appends:
             return False
         first, count, payload, _ = changes.appends[-1]
-        if first != seq or count != 1 or seq in changes.annotations:
+        if first != seq or count != 1 or changes.has_note(seq):
             return False
         changes.appends.pop()
         if changes.is_empty():

@@ -69,6 +69,67 @@ def test_annotations_go_with_their_messages(environment: Any) -> None:
     assert queue.annotations == {3: b"again"}
 
 
+@pytest.mark.pure
+def test_scattered_acks_mask_each_record_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environment = Environment.open(tmp_path)
+    journal = Journal(environment)
+    for first in range(0, 900, 300):
+        journal.append(1, first, 300, b"x")
+    environment.flush()
+    masked: list[int] = []
+    put = persistence.transaction.LmdbTransaction._put_mask
+
+    def counted(transaction: Any, queue_id: int, first_seq: int, count: int, bits: int) -> None:
+        masked.append(first_seq)
+        put(transaction, queue_id, first_seq, count, bits)
+
+    monkeypatch.setattr(persistence.transaction.LmdbTransaction, "_put_mask", counted)
+    journal.settle_scattered(1, [*range(200, 300), *range(400, 900, 3)])
+    environment.flush()
+    assert masked == [0, 300, 600]
+    found = settled(journal)
+    assert found[0] == [range(200, 300)]
+    assert found[600] == [range(seq, seq + 1) for seq in range(601, 900, 3)]
+    journal.settle_scattered(
+        1, [seq for seq in range(900) if seq < 200 or 300 <= seq < 400 or (seq > 400 and seq % 3 != 1)]
+    )
+    environment.flush()
+    assert list(journal.recover()) == []
+    environment.close()
+
+
+def test_a_note_about_many_messages_is_one_entry(tmp_path: Path) -> None:
+    environment = Environment.open(tmp_path)
+    journal = Journal(environment)
+    journal.append(1, 0, 2_000, b"x")
+    journal.annotate_all(1, range(1_000), b"once")
+    journal.annotate_all(1, range(1_000, 2_000), b"once")
+    environment.flush()
+    assert entries(environment) == 1
+    # What is left of it stays, whatever becomes of some of its messages.
+    journal.annotate_all(1, range(500, 1_500), b"twice")
+    journal.annotate(1, 700, b"thrice")
+    environment.flush()
+    assert entries(environment) == 5
+    journal.settle(1, range(400, 700))
+    journal.settle(1, range(1_900, 2_000))
+    environment.flush()
+    (queue,) = journal.recover()
+    once, twice = [*range(400), *range(1_500, 1_900)], range(701, 1_500)
+    assert queue.annotations == dict.fromkeys(once, b"once") | {700: b"thrice"} | dict.fromkeys(
+        twice, b"twice"
+    )
+    assert entries(environment) == 4
+    journal.settle(1, range(2_000))
+    environment.flush()
+    assert entries(environment) == 0
+    environment.close()
+
+
+def entries(environment: Environment) -> int:
+    return int(environment.snapshot().stat(environment.tables.annotations)["entries"])
+
+
 @pytest.mark.parametrize("first_seq", [0, 18, 100])
 def test_a_dropped_number_is_used_again_while_it_is_erased(
     environment: Any, monkeypatch: pytest.MonkeyPatch, first_seq: int

@@ -281,6 +281,7 @@ async def test_groups_and_metadata(path: Path) -> None:
         await turns.turn(environment.put, "vhosts", "\udc80/é", b"2")
         await turns.turn(environment.delete, "vhosts", "gone")
         await turns.turn(turns.journal.annotate, 4, 9, b"note")
+        await turns.turn(turns.journal.annotate_all, 4, range(10, 12), b"notes")
         await turns.turn(turns.journal.state, 4, b"state")
     environment = open_at(path)
     groups = Groups(environment)
@@ -290,7 +291,11 @@ async def test_groups_and_metadata(path: Path) -> None:
     assert groups.read_state(1) == (1, 1, b"state")
     assert dict(environment.items("vhosts")) == {"\udc80/é": b"2"}
     [queue] = Journal(environment).recover()
-    assert (queue.queue_id, queue.state, queue.annotations) == (4, b"state", {9: b"note"})
+    assert (queue.queue_id, queue.state, queue.annotations) == (
+        4,
+        b"state",
+        {9: b"note", 10: b"notes", 11: b"notes"},
+    )
     environment.close()
 
 

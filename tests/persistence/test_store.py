@@ -114,6 +114,18 @@ class Rules(Histories):
         for seq in seqs:
             notes.pop(seq, None)
 
+    @rule(queue_id=QUEUES, random=st.randoms(use_true_random=False), share=st.floats(0.1, 1))
+    def settle_scattered(self, queue_id: int, random: Random, share: float) -> None:
+        left = self.present.left.get(queue_id, set())
+        if not left:
+            return
+        seqs = sorted(seq for seq in left if random.random() < share)
+        self.journal.settle_scattered(queue_id, seqs)
+        left.difference_update(seqs)
+        notes = self.present.notes.get(queue_id, {})
+        for seq in seqs:
+            notes.pop(seq, None)
+
     @precondition(lambda self: any(self.present.left.values()))
     @rule(data=st.data(), value=st.binary(max_size=5))
     def annotate(self, data: st.DataObject, value: bytes) -> None:
@@ -121,6 +133,25 @@ class Rules(Histories):
         seq = data.draw(st.sampled_from(sorted(self.present.left[queue_id])))
         self.journal.annotate(queue_id, seq, value)
         self.present.notes.setdefault(queue_id, {})[seq] = value
+
+    @rule(
+        queue_id=QUEUES,
+        back=st.integers(0, 60),
+        length=st.integers(1, 5) | st.integers(1, 60),
+        step=st.integers(1, 2),
+        value=st.binary(max_size=1),
+    )
+    def annotate_all(self, queue_id: int, back: int, length: int, step: int, value: bytes) -> None:
+        """Several in a row, of which none is settled."""
+        left = self.present.left.get(queue_id, set())
+        start = max(self.next_seq[queue_id] - back, 0)
+        count = 0
+        while count < length and start + count * step in left:
+            count += 1
+        if count:
+            seqs = range(start, start + count * step, step)
+            self.journal.annotate_all(queue_id, seqs, value)
+            self.present.notes.setdefault(queue_id, {}).update(dict.fromkeys(seqs, value))
 
     @rule(queue_id=QUEUES, value=st.binary(max_size=5))
     def state(self, queue_id: int, value: bytes) -> None:
@@ -132,7 +163,9 @@ class Rules(Histories):
         """A stretch of ordinary traffic: the rules alone seldom hit the same record several times."""
         for _ in range(20):
             left = sorted(self.present.left.get(queue_id, ()))
-            step = random.choice(["append", "settle", "settle", "settle", "annotate", "commit", "log"])
+            step = random.choice(
+                ["append", "settle", "settle", "settle", "annotate", "several", "commit", "log"]
+            )
             if step == "commit":
                 self.commit()
             elif step == "log":
@@ -143,6 +176,9 @@ class Rules(Histories):
                 seq = random.choice(left)
                 self.journal.annotate(queue_id, seq, b"t")
                 self.present.notes.setdefault(queue_id, {})[seq] = b"t"
+            elif step == "several":
+                back = self.next_seq[queue_id] - random.choice(left)
+                self.annotate_all(queue_id, back, random.randint(1, 9), 1, random.choice([b"m", b"n"]))
             else:
                 back = self.next_seq[queue_id] - random.choice(left[:20])
                 self.settle(queue_id, back, random.randint(1, 4), random.choice([1, 1, 2]))

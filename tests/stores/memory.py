@@ -253,6 +253,8 @@ def _apply(queue: MemoryQueue, changes: QueueChanges) -> None:
     for first_seq, count, payload, head_parts in changes.appends:
         parts = [payload] if isinstance(payload, bytes) else payload
         queue.records[first_seq] = count, parts, head_parts
+    for start, stop, note in changes.span_notes:
+        queue.annotations.update(dict.fromkeys(range(start, stop), note))
     queue.annotations.update(changes.annotations)
     if changes.state is not None:
         queue.state = changes.state

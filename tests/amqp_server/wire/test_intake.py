@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from itertools import zip_longest
+from random import Random
+from types import FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -292,6 +295,28 @@ def test_priorities_in_turn_make_one_segment() -> None:
     scanner.scan(b"".join(each.encode(CHANNEL) for each in sent))
     assert [len(segment.contents) for segment in scanner.segments] == [90]
     assert len(scanner.segments[0].table) == 21
+    assert scanner.taken() == expected(sent)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_messages_whose_headers_came_before_take_no_call_each(shuffled: bool) -> None:
+    sent = [message("", "a", b"%03d" % number, priority=bytes((number % 3,))) for number in range(900)]
+    if shuffled:
+        Random(1).shuffle(sent)
+    scanner, data = Scanner(), b"".join(each.encode(CHANNEL) for each in sent)
+    calls: list[str] = []
+
+    def called(frame: FrameType, event: str, _: object) -> None:
+        if event == "call":
+            calls.append(frame.f_code.co_name)
+
+    sys.setprofile(called)
+    try:
+        scanner.scan(data)
+    finally:
+        sys.setprofile(None)
+    assert len(calls) < 100
     assert scanner.taken() == expected(sent)
 
 
