@@ -55,6 +55,9 @@ class Board:
     def set(self, which: int, value: int | None) -> None:
         self._words[self._workers * COLUMNS + which] = 0 if value is None else value + 1
 
+    def settings(self) -> list[int | None]:
+        return [self.setting(which) for which in range(SETTINGS)]
+
     def clear(self, worker: int) -> None:
         """The worker's process has ended."""
         for column in range(COLUMNS):

@@ -60,11 +60,9 @@ async def ask_others(
     part: Part | None = None,
     passed_on: Sequence[str] = PASSED_ON,
     instead: Instead | None = None,
-    *,
-    with_body: bool = False,
 ) -> Answers:
     """Send the request of this call to the other nodes, or to some; each answers with its own part. They get
-    these fields of its query, and its body if `with_body`.
+    these fields of its query, and no body.
     """
     answers = Answers()
     others = call.parts.others
@@ -82,7 +80,6 @@ async def ask_others(
             scopes=None if call.scopes is None else list(call.scopes),
             tags=list(call.user.tags),
             part=part,
-            body=call.body.decode() if with_body else "",
         )
     )
 
@@ -121,10 +118,10 @@ async def ask_others(
     return answers
 
 
-async def ask_workers(call: Call, *, with_body: bool = False) -> Answers:
+async def ask_workers(call: Call) -> Answers:
     """Ask the other workers of this node, which is one for whoever asks it."""
     node = call.parts.administration
-    return Answers() if node is None else await ask_others(call, node.other_workers(), with_body=with_body)
+    return Answers() if node is None else await ask_others(call, node.other_workers())
 
 
 async def ask_node(

@@ -338,7 +338,7 @@ class Api:
             user,
             question.parts,
             question.query,
-            question.body.encode(),
+            b"",
             self._slices,
             self._filter_ms,
             {REASON_HEADER: question.reason},

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pika
@@ -72,6 +73,18 @@ def get(node: Node, path: str) -> Any:
     return answer.json()
 
 
+def put(node: Node, path: str) -> None:
+    answer = httpx.put(
+        f"http://127.0.0.1:{node.http}/api/{path}", auth=("guest", "guest"), timeout=PATIENCE_S
+    )
+    assert answer.is_success, answer.text
+
+
+def running(node: Node) -> dict[str, int]:
+    """Return the processes of the workers that answer for themselves."""
+    return {row["name"]: int(row["os_pid"]) for row in get(node, "nodes") if row["running"]}
+
+
 def homes(node: Node) -> dict[str, str]:
     return {row["name"]: row["node"] for row in get(node, "queues")}
 
@@ -89,7 +102,7 @@ def pids(node: Node, count: int = WORKERS) -> dict[str, int]:
 
     def answer() -> bool:
         found.clear()
-        found.update((row["name"], int(row["os_pid"])) for row in get(node, "nodes") if row["running"])
+        found.update(running(node))
         return len(found) >= count
 
     until(f"{count} workers answer", answer)
@@ -322,6 +335,45 @@ def test_operators_see_one_node(node: Node) -> None:
         node.mqctl("stop")
         until("all of it ends", lambda: not node.running)
     assert node.log().count("has ended") == 1
+
+
+def options_of(node: Node, name: str) -> dict[str, object]:
+    rows = get(node, f"nodes/{quote(name, safe='')}/environment")["options"]
+    return {row["name"]: row["value"] for row in rows}
+
+
+def test_a_worker_that_did_not_answer_is_set_as_the_others_are(node: Node) -> None:
+    stopped = pids(node)["n1/2"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        node.mqctl("set_log_level", "debug")
+        node.mqctl("set_disk_free_limit", "1MiB")
+        node.mqctl("set_vm_memory_high_watermark", "absolute", "3000000000")
+        put(node, "nodes/n1/drain")
+        # Its link counts as dead now: whatever it was asked by it is lost.
+        until("the worker counts as down", lambda: len(running(node)) == WORKERS - 1)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    until("it is drained", lambda: [row["being_drained"] for row in get(node, "nodes")] == [True] * WORKERS)
+    found = options_of(node, "n1/2")
+    assert (found["log_level"], found["disk_free_min_bytes"]) == ("debug", 1 << 20)
+    assert found["memory_limit"] == options_of(node, "n1")["memory_limit"]
+    assert memory_limits(node) == [3_000_000_000] * WORKERS
+
+
+def test_a_worker_that_starts_again_has_the_configuration_that_was_reloaded(tmp_path: Path) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('disk_free_min_bytes = 2000000\nlog_level = "info"\n')
+    with workers(tmp_path, 2, "--config", str(file)) as node:
+        file.write_text('disk_free_min_bytes = 1000000\nlog_level = "warning"\n')
+        os.kill(node.pid, signal.SIGHUP)
+        for name in ("n1", "n1/1"):
+            until("it is reloaded", lambda name=name: options_of(node, name)["log_level"] == "warning")
+        before = pids(node, 2)["n1/1"]
+        os.kill(before, signal.SIGKILL)
+        until("it is back", lambda: pids(node, 2)["n1/1"] != before)
+        found = options_of(node, "n1/1")
+        assert (found["log_level"], found["disk_free_min_bytes"]) == ("warning", 1_000_000)
 
 
 def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:
