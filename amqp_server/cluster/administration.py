@@ -159,6 +159,17 @@ class Administration:
         own = self._cluster.node
         return [name for name in on_machine(self.machine, self._cluster.roster.nodes) if name != own]
 
+    def workers_of(self, node: str) -> list[str]:
+        """Return the workers of a node; nothing if there is no node of this name."""
+        return on_machine(node, self._cluster.roster.nodes)
+
+    def other_member(self, vhost: str, name: str) -> str:
+        """Return the other worker of this node that is a member of a queue; empty if there is none. Raises
+        NotFound.
+        """
+        members = self._queue(vhost, name).members
+        return next((worker for worker in self.other_workers() if worker in members), "")
+
     def online(self, members: Iterable[str]) -> list[str]:
         """Return those of a queue's members that are up."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}

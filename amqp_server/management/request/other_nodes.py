@@ -65,6 +65,7 @@ async def ask_others(
     these fields of its query, and no body.
     """
     answers = Answers()
+    assert call.everywhere or instead is not None, f"other nodes do not answer {call.method} {call.route}"
     others = call.parts.others
     if call.local or others is None:
         return answers
@@ -122,6 +123,19 @@ async def ask_workers(call: Call) -> Answers:
     """Ask the other workers of this node, which is one for whoever asks it."""
     node = call.parts.administration
     return Answers() if node is None else await ask_others(call, node.other_workers())
+
+
+async def ask_whole_node(call: Call, name: str) -> tuple[bool, Answers]:
+    """Ask all workers of a node, or the one worker of this name. Return whether this process is one of them,
+    and the answers of the others. Raises Refusal if there is no node of this name.
+    """
+    own, others, cluster = call.parts.config.node, call.parts.others, call.parts.administration
+    if call.local:
+        return True, Answers()
+    asked = [name] if cluster is None else cluster.workers_of(name) or [name]
+    if name != own and (others is None or asked[0] not in (own, *others.names())):
+        raise not_found()
+    return own in asked, await ask_others(call, [each for each in asked if each != own])
 
 
 async def ask_node(

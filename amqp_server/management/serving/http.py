@@ -298,6 +298,7 @@ class Api:
             request.headers,
             method=endpoint.method,
             route=endpoint.path,
+            everywhere=endpoint.everywhere,
             scopes=caller.scopes,
             held=held,
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
@@ -335,6 +336,65 @@ def test_operators_see_one_node(node: Node) -> None:
         node.mqctl("stop")
         until("all of it ends", lambda: not node.running)
     assert node.log().count("has ended") == 1
+
+
+def test_a_node_is_up_when_all_its_workers_are(node: Node) -> None:
+    node.mqctl("await_online_nodes", "1")
+    with pytest.raises(AssertionError, match="fewer than 2 nodes were up"):
+        node.mqctl("await_online_nodes", "2", "--timeout", "0.1")
+    stopped = pids(node)["n1/1"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        with pytest.raises(AssertionError, match="fewer than 1 nodes were up"):
+            node.mqctl("await_online_nodes", "1", "--timeout", "0.1")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def test_a_node_is_drained_when_all_its_workers_are(tmp_path: Path) -> None:
+    with workers(tmp_path, 2, "--drain-connections-per-s", "10") as node, ExitStack() as stack:
+        opened = stack.enter_context(one_at_each(node, 2))
+        opened["n1"].connection.close()
+        other = opened["n1/1"]
+        other.queue_declare("there", durable=True)
+        for channel in stack.enter_context(channels(node, 20)):
+            # They go to the second worker.
+            channel.basic_publish("", "there", b"", DURABLE, mandatory=True)
+        assert Counter(row["node"] for row in get(node, "connections"))["n1/1"] > 20
+        node.mqctl("drain")
+        assert get(node, "connections") == []
+
+
+def test_the_object_store_of_a_node_has_the_streams_of_all_workers(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    options = (
+        "--stream-remotes",
+        f"far={far.as_uri()}",
+        "--stream-flush-ms",
+        "20",
+        "--stream-flush-bytes",
+        "4096",
+    )
+    arguments = {
+        "x-queue-type": "stream",
+        "x-stream-remote": "far",
+        "x-stream-local-max-length-bytes": 100_000,
+        "x-stream-max-segment-size-bytes": 65_536,
+    }
+    with workers(tmp_path, 2, *options) as node, one_at_each(node, 2) as opened:
+        for number, channel in enumerate(opened.values()):
+            name = f"stream{number}"
+            channel.queue_declare(name, durable=True, arguments=arguments)
+            for _ in range(200):
+                channel.basic_publish("", name, os.urandom(2_000), DURABLE, mandatory=True)
+        until("both are uploaded", lambda: len([*far.iterdir()]) == 2 and len([*far.rglob("*.segment")]) >= 6)
+        told = node.mqctl("remote", "check")
+        assert all(f"stream{number}\t" in told for number in range(2)), told
+        assert "belong to no stream" not in told
+        for place in far.iterdir():
+            (place / f"{3:020}-{7:020}-aa.segment").write_bytes(b"orphan")
+        assert "2 orphans were deleted" in node.mqctl("remote", "check", "--delete-orphans")
 
 
 def options_of(node: Node, name: str) -> dict[str, object]:
