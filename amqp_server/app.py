@@ -464,6 +464,8 @@ class Node:
                     turn.run(self._go_on, self.cluster)
                     _settle_collector()
                 await self.cluster.joined()
+            if self.worker is not None:
+                await self.worker.node_begun()
             if config.load_definitions:
                 await self._load_definitions(config.load_definitions)
             if self.cluster is not None:

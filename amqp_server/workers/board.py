@@ -21,7 +21,9 @@ MEMORY_LIMIT: Final = 0
 DISK_FREE_MIN: Final = 1
 LOG_LEVEL: Final = 2
 DRAINED: Final = 3
-SETTINGS: Final = 4
+#: 1 once the first worker has served: the node has its definitions and its first user.
+BEGUN: Final = 4
+SETTINGS: Final = 5
 _WORD: Final = 8
 
 

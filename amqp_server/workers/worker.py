@@ -8,9 +8,11 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from amqp_server.cluster.membership.machines import machine_of, worker_name
 from amqp_server.config import Config, parse_address
-from amqp_server.workers.board import CONNECTIONS, MEMORY, SERVES, Board
+from amqp_server.workers.board import BEGUN, CONNECTIONS, MEMORY, SERVES, Board
 from persistence.environment import WORKERS
 from quorum_queue.links.handshake import PeerRefused
 
@@ -19,6 +21,8 @@ SECRET_FILE = "links.secret"
 #: What workers send each other, most of it with descriptors: a client's connection and its state; the
 #: connection of another node's link; nothing, but look at what an operator has set.
 CONNECTION, LINK, LOOK = b"c", b"n", b"l"
+#: Interval of looks whether the node has begun, s.
+BEGUN_LOOK_S = 0.01
 #: Options whose work one worker does for the node.
 _OF_THE_FIRST = ("http", "load_definitions", "reset_administrator")
 
@@ -112,8 +116,15 @@ class Worker:
 
     def begin(self, text: str) -> None:
         """The worker serves from now on; `text` is what its ready line says."""
+        if not self.number:
+            self.board.set(BEGUN, 1)
         self.board.note(self.number, SERVES, 1)
         self.ready(text)
+
+    async def node_begun(self) -> None:
+        """Wait until the first worker has done what it does for the node at its start."""
+        while self.number and not self.board.setting(BEGUN):
+            await trio.sleep(BEGUN_LOOK_S)
 
     def serves(self, number: int) -> bool:
         """True if another worker serves clients now."""

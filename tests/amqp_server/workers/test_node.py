@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -336,6 +340,45 @@ def test_operators_see_one_node(node: Node) -> None:
         node.mqctl("stop")
         until("all of it ends", lambda: not node.running)
     assert node.log().count("has ended") == 1
+
+
+def test_no_worker_serves_before_the_definitions_are_loaded(tmp_path: Path) -> None:
+    hashed = base64.b64encode(b"salt" + hashlib.sha256(b"salt" + b"secret").digest()).decode()
+    queues = [f"q{number}" for number in range(500)]
+    definitions = {
+        "users": [{"name": "app", "password_hash": hashed, "tags": ""}],
+        "vhosts": [{"name": "/"}],
+        "permissions": [{"user": "app", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+        "queues": [{"name": name, "vhost": "/", "durable": True, "auto_delete": False} for name in queues],
+    }
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(definitions))
+    (port,) = free_ports(1)
+    options = ("--load-definitions", str(file), "--amqp", f"127.0.0.1:{port}")
+    parameters = pika.ConnectionParameters(
+        "127.0.0.1", port, credentials=pika.PlainCredentials("app", "secret")
+    )
+    node = Node(tmp_path, "--workers", str(WORKERS), *options)
+    node.launch()
+    try:
+        with ExitStack() as stack:
+
+            def served() -> bool:
+                with suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+                    connection = BlockingConnection(parameters)
+                    stack.callback(partial(close, connection))
+                    connection.channel().queue_declare(queues[-1], passive=True)
+                    return True
+                return False
+
+            while not served():
+                time.sleep(0.01)
+            for _ in range(2 * WORKERS):
+                assert served()
+        node.ready()
+    finally:
+        node.kill()
 
 
 def test_a_node_is_up_when_all_its_workers_are(node: Node) -> None:
