@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from amqp_server.cluster.administration import Administration
 
 
-#: Time for the other workers of a node to leave, and between two questions whether they have, s.
+#: Time without a queue that leaves the other workers of a node, after which the node stays, and time between
+#: two questions whether they have left, s.
 WORKERS_LEAVE_S = 30.0
 LEAVE_LOOK_S = 0.1
 
@@ -54,7 +55,7 @@ async def queues(call: Call) -> Any:
 
 async def _ask_member(call: Call, vhost: str) -> Answers:
     """Ask the other worker of this node that is a member of a queue, if there is one."""
-    member = _cluster(call).other_member(vhost, call.path["name"])
+    member = _cluster(call).other_worker_with(vhost, call.path["name"])
     return await ask_others(call, [member] if member else [], passed_on=("digest",))
 
 
@@ -127,9 +128,12 @@ async def forget(call: Call) -> Answer:
         await cluster.leave()
     elif name == call.parts.config.node:
         cluster.may_leave()
-        with trio.move_on_after(WORKERS_LEAVE_S):
+        left = -1
+        with trio.move_on_after(WORKERS_LEAVE_S) as patience:
             # Leaving may take longer than the time that they have for an answer.
-            while cluster.other_workers():
+            while workers := cluster.other_workers():
+                if left != (left := cluster.queues_on(workers)):
+                    patience.deadline = trio.current_time() + WORKERS_LEAVE_S
                 for refusal in (await ask_workers(call)).refusals.values():
                     raise refusal
                 await trio.sleep(LEAVE_LOOK_S)

@@ -227,7 +227,7 @@ ENDPOINTS = (
     _post("/api/queues/{vhost}/{name}/deletion/protection", ADMINISTRATOR, pausing.protect),
     _delete("/api/queues/{vhost}/{name}/deletion/protection", ADMINISTRATOR, pausing.lift_protection),
     _post("/api/queues/{vhost}/{name}/actions", MANAGEMENT, queues.act),
-    _get("/api/queues/{vhost}/{name}/explain", MANAGEMENT, queues.explain),
+    _get("/api/queues/{vhost}/{name}/explain", MANAGEMENT, queues.explain, everywhere=True),
     _get("/api/queues/{vhost}/{name}/peek", MANAGEMENT, peeking.peek, everywhere=True),
     _post("/api/queues/{vhost}/{name}/get", MANAGEMENT, by_hand.get, audited=False),
     _post("/api/queues/{vhost}/{name}/read", MANAGEMENT, by_hand.read, audited=False),

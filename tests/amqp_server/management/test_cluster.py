@@ -57,7 +57,7 @@ class FakeCluster:
     def workers_of(self, node: str) -> list[str]:
         return [node] if node == "n1" else []
 
-    def other_member(self, vhost: str, name: str) -> str:
+    def other_worker_with(self, vhost: str, name: str) -> str:
         return ""
 
     def online(self, members: Iterable[str]) -> list[str]:

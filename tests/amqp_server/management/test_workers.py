@@ -7,6 +7,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+import trio
+import trio.testing
 
 from amqp_server.cluster.membership.machines import on_machine
 from amqp_server.errors import PreconditionFailed
@@ -24,18 +26,32 @@ class Member:
     second worker.
     """
 
-    def __init__(self, own: str) -> None:
+    def __init__(self, own: str, workers: dict[str, Member]) -> None:
         self.own = own
-        self.others = [name for name in (FIRST, SECOND) if name != own]
-        self.up = [*self.others]
+        self.all = workers
+        self.up = [FIRST, SECOND]
+        self.queues = 0
+        self.has_left = False
 
     def other_workers(self) -> list[str]:
-        return self.others
+        return [name for name, worker in self.all.items() if name != self.own and not worker.has_left]
 
     def workers_of(self, node: str) -> list[str]:
         return on_machine(node, (FIRST, SECOND, ELSEWHERE))
 
-    def other_member(self, vhost: str, name: str) -> str:
+    def may_leave(self) -> None: ...
+
+    async def leave(self) -> None:
+        """Some queues leave each time: the time for an answer ends before the last one is gone."""
+        if self.queues:
+            await trio.sleep(20)
+            self.queues -= 1
+        self.has_left = not self.queues
+
+    def queues_on(self, workers: Iterable[str]) -> int:
+        return sum(self.all[name].queues for name in workers)
+
+    def other_worker_with(self, vhost: str, name: str) -> str:
         return SECOND if self.own == FIRST else ""
 
     def online(self, members: Iterable[str]) -> list[str]:
@@ -55,8 +71,9 @@ class Member:
 @pytest.fixture
 def node(tmp_path: Path) -> Two:
     made = Two(tmp_path, up=(FIRST, SECOND, ELSEWHERE), down=())
+    members: dict[str, Member] = {}
     for name in (FIRST, SECOND):
-        made.nodes[name].administration = Member(name)
+        made.nodes[name].administration = members[name] = Member(name, members)
     return made
 
 
@@ -125,3 +142,18 @@ async def test_a_node_of_which_a_worker_does_not_answer_may_be_critical(
     # Nobody stops what a worker that is down has.
     node.nodes[FIRST].administration.up = []
     assert (await ask.get(path)).status_code == 200
+
+
+async def test_a_node_leaves_as_long_as_queues_leave_its_workers(
+    node: Two, ask: httpx.AsyncClient, autojump_clock: trio.testing.MockClock
+) -> None:
+    node.nodes[SECOND].administration.queues = 4
+    assert (await ask.delete("cluster/nodes/n1")).status_code == 204
+    assert node.nodes[FIRST].administration.has_left
+
+
+async def test_the_worker_that_has_the_queue_explains_it(node: Two, ask: httpx.AsyncClient) -> None:
+    node.declare("q", home=SECOND)
+    assert (await ask.get("queues/%2F/q/explain")).json()["asked_node"] == SECOND
+    node.asked[FIRST][SECOND] = None
+    assert (await ask.get("queues/%2F/q/explain")).json()["asked_node"] == FIRST
