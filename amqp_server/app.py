@@ -97,6 +97,7 @@ if TYPE_CHECKING:
     from amqp_server.cluster.wiring import ClusterParts
     from amqp_server.management.parts import ManagedParts
     from amqp_server.shovels.shovels import Shovels
+    from amqp_server.workers.settings import NodeSettings
     from amqp_server.workers.worker import Worker
 
 logger = logging.getLogger("mqd")
@@ -237,8 +238,7 @@ class Node:
         )
         self.reload = Reload(whole, self.resources, self.broker.log_limit, reread)
         self.draining = Draining(self.server, self.cluster)
-        if worker is not None:
-            self._go_on_as_set(worker)
+        self.settings = None if worker is None else self._node_settings(worker)
         self.conditions = ConditionWatch(
             config,
             alarms,
@@ -251,13 +251,10 @@ class Node:
         #: None until the node serves.
         self.shovels: Shovels | None = None
 
-    def _go_on_as_set(self, worker: Worker) -> None:
-        """What an operator has changed in the running node holds for a worker that starts again."""
-        for name, value in worker.changed_options().items():
-            self.reload.change(name, value, "changed in the running node")
-        if worker.drained:
-            self.draining.drain()
-        self.reload.tell, self.draining.tell = worker.option_changed, worker.note_drained
+    def _node_settings(self, worker: Worker) -> NodeSettings:
+        from amqp_server.workers.settings import NodeSettings
+
+        return NodeSettings(worker, self.reload, self.draining)
 
     def _stream_services(self, services: NodeServices, alarms: Alarms) -> StreamServices:
         config = self.config
@@ -456,6 +453,8 @@ class Node:
                 background.start_soon(self.http_backend.run)
             background.start_soon(self.resources.run)
             background.start_soon(self.reload.watch_certificates)
+            if self.settings is not None:
+                background.start_soon(self.settings.run)
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
                 if self.worker is not None:
@@ -465,6 +464,8 @@ class Node:
                     turn.run(self._go_on, self.cluster)
                     _settle_collector()
                 await self.cluster.joined()
+            if self.worker is not None:
+                await self.worker.node_begun()
             if config.load_definitions:
                 await self._load_definitions(config.load_definitions)
             if self.cluster is not None:
@@ -573,9 +574,8 @@ class Node:
         """Take connections from other workers, and hand clients' over to these."""
         from amqp_server.workers.handing_over import HandingOver
 
-        handing_over = HandingOver(
-            worker, self.server.adopt, self.broker.turn, self.resources.look, take_link
-        )
+        assert self.settings is not None
+        handing_over = HandingOver(worker, self.server.adopt, self.broker.turn, self.settings.look, take_link)
         if self.config.worker_affinity:
             self.server.affinity = handing_over
         await handing_over.run()

@@ -35,23 +35,32 @@ class Draining:
         self._config = server.config
         self._changed = trio.Event()
         self.drained = False
-        #: Gets whether the node is drained, whenever that changes.
+        #: Gets what an operator wants: True if the node is to be drained.
         self.tell: Callable[[bool], None] = lambda drained: None
         #: Groups that this node leads and others could lead; None if that is not known.
         self.leaders_left: int | None = None
 
     def drain(self) -> None:
-        if self.drained:
-            return
+        self.take(True)
+        self.tell(True)
+
+    def revive(self) -> None:
+        self.take(False)
+        self.tell(False)
+
+    def take(self, drained: bool) -> None:
+        """Drain or revive this process only."""
+        if drained is not self.drained:
+            self._begin() if drained else self._end()
+
+    def _begin(self) -> None:
         logger.warning("draining this node: leaders and connections go to other nodes until mqctl revive")
         self.drained = True
         self.leaders_left = None if self._cluster is not None else 0
         self._server.in_service = False
         self._change()
 
-    def revive(self) -> None:
-        if not self.drained:
-            return
+    def _end(self) -> None:
         logger.warning("this node is in service again")
         self.drained = False
         self.leaders_left = None
@@ -61,7 +70,6 @@ class Draining:
         self._change()
 
     def _change(self) -> None:
-        self.tell(self.drained)
         changed, self._changed = self._changed, trio.Event()
         changed.set()
 

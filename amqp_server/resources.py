@@ -41,9 +41,6 @@ COLLECT_EVERY_S = 600
 class OtherProcesses(Protocol):
     """The other processes of this node. See workers.worker."""
 
-    #: The limit that an operator has set while the node runs; 0 if none has.
-    memory_limit_bytes: int
-
     def note_memory(self, size: int) -> int:
         """Note the memory of this process; return that of all others, bytes."""
 
@@ -115,7 +112,9 @@ class ResourceWatch:
     def look(self, *, trimmed: bool = False) -> None:
         """Measure, and raise or clear the alarms."""
         self.memory_bytes = private_memory_bytes()
-        others = self._look_at_others()
+        if self._others is not None:
+            self.others_memory_bytes = self._others.note_memory(self.memory_bytes)
+        others = self.others_memory_bytes
         if self.memory_bytes + others > self.memory_limit_bytes and (self._collect() or not trimmed):
             # First free holes in the heap and old garbage: they are no reason for an alarm.
             give_back()
@@ -129,13 +128,6 @@ class ResourceWatch:
             "disk space", free < least, f"{free} bytes free, limit {least} (disk_free_min_bytes)"
         )
 
-    def _look_at_others(self) -> int:
-        """Return the memory of the other processes, and take over a limit that one of them was given."""
-        if self._others is not None:
-            self.others_memory_bytes = self._others.note_memory(self.memory_bytes)
-            self.memory_limit_bytes = self._others.memory_limit_bytes or self.memory_limit_bytes
-        return self.others_memory_bytes
-
     def _collect(self) -> bool:
         """Collect old garbage before publishers are blocked; return False if that was done recently."""
         now = time.monotonic()
@@ -148,8 +140,6 @@ class ResourceWatch:
     def set_memory_limit(self, limit_bytes: int) -> None:
         """Change the limit while the node runs."""
         self.memory_limit_bytes = limit_bytes
-        if self._others is not None:
-            self._others.memory_limit_bytes = limit_bytes
         self.look()
 
 

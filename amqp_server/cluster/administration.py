@@ -159,6 +159,22 @@ class Administration:
         own = self._cluster.node
         return [name for name in on_machine(self.machine, self._cluster.roster.nodes) if name != own]
 
+    def workers_of(self, node: str) -> list[str]:
+        """Return the workers of a node; nothing if there is no node of this name."""
+        return on_machine(node, self._cluster.roster.nodes)
+
+    def queues_on(self, workers: Collection[str]) -> int:
+        """Return the number of replicated queues that have a member among these."""
+        return sum(any(member in workers for member in queue.members) for queue in self._quorum_queues())
+
+    def other_worker_with(self, vhost: str, name: str) -> str:
+        """Return the other worker of this node that has a queue, or is a member of it; empty: none has."""
+        for queue in list(self._cluster.hosts.queues.values()):
+            if (queue.vhost.name, queue.name) == (vhost, name):
+                places = queue.members or (queue.node,)
+                return next((worker for worker in self.other_workers() if worker in places), "")
+        return ""
+
     def online(self, members: Iterable[str]) -> list[str]:
         """Return those of a queue's members that are up."""
         connected = {self._cluster.node, *self._cluster.mesh.connected()}

@@ -42,9 +42,9 @@ class Reload:
         self._resources = resources
         self._log_limit = log_limit
         self._reread = reread
-        #: Gets the name and the value of an option that an operator has changed in the running node; None if
-        #: the configuration counts again.
-        self.tell: Callable[[str, Any], None] = lambda name, value: None
+        #: Gets the name of an option that an operator has changed in the running node, and the configuration
+        #: that has it; None if the option is as configured again.
+        self.tell: Callable[[str, Config | None], None] = lambda name, config: None
         self.certificates: list[Reloaded] = []
         #: Options that take effect in a running node.
         self._apply: dict[str, Callable[[Config], None]] = {
@@ -65,12 +65,16 @@ class Reload:
         self._resources.look()
 
     def change(self, name: str, value: object, source: str) -> None:
-        """Change an option until the next start. Raises InvalidOption."""
+        """Change an option until the next start, for an operator. Raises InvalidOption."""
+        self.take(name, value, source)
+        self.tell(name, self._config)
+
+    def take(self, name: str, value: object, source: str) -> None:
+        """Change an option in this process only. Raises InvalidOption."""
         config = replace(self._config, **{name: value})  # type: ignore[arg-type]
         self._apply[name](config)
         self._config = config
         self._changed[name] = source
-        self.tell(name, getattr(config, name))
 
     def in_force(self) -> list[dict[str, Any]]:
         """Return all options with the values in force, and where these come from; no secrets."""

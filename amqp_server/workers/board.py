@@ -21,7 +21,9 @@ MEMORY_LIMIT: Final = 0
 DISK_FREE_MIN: Final = 1
 LOG_LEVEL: Final = 2
 DRAINED: Final = 3
-SETTINGS: Final = 4
+#: 1 once the first worker has served: the node has its definitions and its first user.
+BEGUN: Final = 4
+SETTINGS: Final = 5
 _WORD: Final = 8
 
 
@@ -54,6 +56,9 @@ class Board:
 
     def set(self, which: int, value: int | None) -> None:
         self._words[self._workers * COLUMNS + which] = 0 if value is None else value + 1
+
+    def settings(self) -> list[int | None]:
+        return [self.setting(which) for which in range(SETTINGS)]
 
     def clear(self, worker: int) -> None:
         """The worker's process has ended."""

@@ -45,16 +45,14 @@ class HandingOver:
         look: Callable[[], None],
         take_link: Callable[[socket.socket], None],
     ) -> None:
-        """`look` compares what the node uses with its limits; `take_link` takes the connection of another
-        node.
-        """
+        """`look` looks at what an operator has set; `take_link` takes the connection of another node."""
         self._worker = worker
         self._machine = machine_of(worker.config.node)
         self._adopt = adopt
         self._turn = turn
         self._look = look
         self._take_link = take_link
-        worker.limit_changed = self._tell_others
+        worker.settings_changed = self._tell_others
 
     def _tell_others(self) -> None:
         for number, outbox in enumerate(self._worker.outboxes):

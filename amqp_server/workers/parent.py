@@ -85,7 +85,7 @@ class Parent:
         #: that ends wait for its next process.
         self._ways = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(count)]
         self._selector = selectors.DefaultSelector()
-        self._announced = self._stopping = False
+        self._announced = self._stopping = self._reloaded = False
         self._code = 0
 
     def run(self) -> int:
@@ -235,6 +235,7 @@ class Parent:
             outboxes=[writes for _, writes in self._ways],
             board=self._board,
             ready=ready,
+            reloaded=self._reloaded,
         )
 
     # -- the loop --------------------------------------------------------------------------------------------
@@ -278,7 +279,9 @@ class Parent:
         if number == signal.SIGCHLD:
             self._reap()
             return
-        if number != signal.SIGHUP:
+        if number == signal.SIGHUP:
+            self._reloaded = True
+        else:
             self._stopping = True
             for child in self._children:
                 child.due_s = 0.0

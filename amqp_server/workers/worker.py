@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import logging
 import socket
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+import trio
+
 from amqp_server.cluster.membership.machines import machine_of, worker_name
 from amqp_server.config import Config, parse_address
-from amqp_server.workers.board import (
-    CONNECTIONS,
-    DISK_FREE_MIN,
-    DRAINED,
-    LOG_LEVEL,
-    MEMORY,
-    MEMORY_LIMIT,
-    SERVES,
-    Board,
-)
+from amqp_server.workers.board import BEGUN, CONNECTIONS, MEMORY, SERVES, Board
 from persistence.environment import WORKERS
 from quorum_queue.links.handshake import PeerRefused
 
 #: The secret of the links of a node without peers, beside the other workers' data.
 SECRET_FILE = "links.secret"
 #: What workers send each other, most of it with descriptors: a client's connection and its state; the
-#: connection of another node's link; nothing, but look at the limits.
+#: connection of another node's link; nothing, but look at what an operator has set.
 CONNECTION, LINK, LOOK = b"c", b"n", b"l"
+#: Interval of looks whether the node has begun, s.
+BEGUN_LOOK_S = 0.01
 #: Options whose work one worker does for the node.
 _OF_THE_FIRST = ("http", "load_definitions", "reset_administrator")
 
@@ -115,13 +109,22 @@ class Worker:
     board: Board
     #: Call this with the text of the ready line when the worker serves.
     ready: Callable[[str], None]
-    #: Lets the others look at a limit that has changed.
-    limit_changed: Callable[[], None] = lambda: None
+    #: True if the node's configuration was read again since the node has started.
+    reloaded: bool = False
+    #: Lets the others look at what an operator has set. See workers.settings.
+    settings_changed: Callable[[], None] = lambda: None
 
     def begin(self, text: str) -> None:
         """The worker serves from now on; `text` is what its ready line says."""
+        if not self.number:
+            self.board.set(BEGUN, 1)
         self.board.note(self.number, SERVES, 1)
         self.ready(text)
+
+    async def node_begun(self) -> None:
+        """Wait until the first worker has done what it does for the node at its start."""
+        while self.number and not self.board.setting(BEGUN):
+            await trio.sleep(BEGUN_LOOK_S)
 
     def serves(self, number: int) -> bool:
         """True if another worker serves clients now."""
@@ -149,42 +152,7 @@ class Worker:
         others = [count for count, serves in zip(counts, serving, strict=True) if serves]
         return max(0, counts[self.number] - min(others, default=0))
 
-    # What an operator has changed in the running node holds for a worker that starts again, too.
-
-    @property
-    def drained(self) -> bool:
-        return bool(self.board.setting(DRAINED))
-
-    def note_drained(self, drained: bool) -> None:
-        self.board.set(DRAINED, int(drained))
-
-    def option_changed(self, name: str, value: Any) -> None:
-        """An option was changed while the node runs, or, if `value` is None, is as configured again."""
-        if name == "disk_free_min_bytes":
-            self.board.set(DISK_FREE_MIN, value)
-        elif name == "log_level":
-            level = None if value is None else logging.getLevelNamesMapping()[value.upper()]
-            self.board.set(LOG_LEVEL, level)
-
-    def changed_options(self) -> dict[str, object]:
-        found: dict[str, object] = {}
-        floor, level = self.board.setting(DISK_FREE_MIN), self.board.setting(LOG_LEVEL)
-        if floor is not None:
-            found["disk_free_min_bytes"] = floor
-        if level is not None:
-            found["log_level"] = logging.getLevelName(level).lower()
-        return found
-
     # See resources.OtherProcesses.
-
-    @property
-    def memory_limit_bytes(self) -> int:
-        return self.board.setting(MEMORY_LIMIT) or 0
-
-    @memory_limit_bytes.setter
-    def memory_limit_bytes(self, limit: int) -> None:
-        self.board.set(MEMORY_LIMIT, limit)
-        self.limit_changed()
 
     def note_memory(self, size: int) -> int:
         self.board.note(self.number, MEMORY, size)

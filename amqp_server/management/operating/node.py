@@ -1,5 +1,5 @@
 """One running node: the options in force, those that may be changed while it runs, and its maintenance. What
-is changed here holds for all workers of a node.
+is changed here holds for all workers of a node (workers.settings).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import msgspec
 from amqp_server.config import InvalidOption, parse_bytes
 from amqp_server.management.request.answer import NO_CONTENT, Answer, not_found, refusing
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node, ask_workers
+from amqp_server.management.request.other_nodes import ask_node
 
 
 async def environment(call: Call) -> Any:
@@ -36,25 +36,25 @@ class LogLevel(msgspec.Struct):
 
 async def set_memory_limit(call: Call) -> Answer:
     # A share of the machine's memory ("0.6") or a size in bytes.
-    return await _change(call, "memory_limit", call.read(MemoryLimit).limit)
+    return _change(call, "memory_limit", call.read(MemoryLimit).limit)
 
 
 async def set_disk_free_limit(call: Call) -> Answer:
     limit = call.read(DiskFreeLimit).limit
     amount = parse_bytes(limit)
-    return await _change(call, "disk_free_min_bytes", limit if amount is None else amount)
+    return _change(call, "disk_free_min_bytes", limit if amount is None else amount)
 
 
 async def set_log_level(call: Call) -> Answer:
-    return await _change(call, "log_level", call.read(LogLevel).level)
+    return _change(call, "log_level", call.read(LogLevel).level)
 
 
-async def _change(call: Call, option: str, value: object) -> Answer:
+def _change(call: Call, option: str, value: object) -> Answer:
     """Change an option of this node until its next start."""
     require_node(call)
     with refusing(InvalidOption):
         call.parts.reload.change(option, value, f"changed in the running node by user '{call.user.name}'")
-    return await _at_all_workers(call)
+    return NO_CONTENT
 
 
 async def drain(call: Call) -> Answer:
@@ -63,23 +63,15 @@ async def drain(call: Call) -> Answer:
     """
     require_node(call)
     call.parts.draining.drain()
-    return await _at_all_workers(call)
+    return NO_CONTENT
 
 
 async def revive(call: Call) -> Answer:
     require_node(call)
     call.parts.draining.revive()
-    return await _at_all_workers(call)
-
-
-async def _at_all_workers(call: Call) -> Answer:
-    """Let the other workers of this node do the same."""
-    await ask_workers(call, with_body=True)
     return NO_CONTENT
 
 
 def require_node(call: Call) -> None:
-    administration, asked = call.parts.administration, call.path["node"]
-    whole = administration.machine if administration is not None and call.local else ""
-    if asked not in (call.parts.config.node, whole):
+    if call.path["node"] != call.parts.config.node:
         raise not_found()

@@ -10,6 +10,7 @@ import trio
 
 from amqp_server.management.request.answer import Refusal
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.other_nodes import ask_workers
 from amqp_server.streams.local_host import StreamHost
 from persistence.streams.remote.checking import compare, identity_of
 from persistence.streams.remote.objects import Found, Objects, Unavailable
@@ -44,17 +45,30 @@ async def _found(call: Call) -> dict[str, list[Found]]:
         raise Refusal(503, "unavailable", str(error)) from None
 
 
+async def _of_workers(call: Call) -> list[Row]:
+    """Return the answers of the other workers of this node. Raises Refusal if one does not answer: without
+    it, the objects of its streams would seem to belong to no stream.
+    """
+    answers = await ask_workers(call)
+    for refusal in answers.refusals.values():
+        raise refusal
+    for name in answers.missing:
+        raise Refusal(503, "unavailable", f"worker {name} of this node does not answer: try again later")
+    return list(answers.bodies.values())
+
+
 async def check(call: Call) -> Any:
     """What the stores have: objects without a manifest, and the other way round."""
+    of_workers = await _of_workers(call)
     found = await _found(call)
     # The manifests afterwards: what they had before they may have deleted since.
     rows: list[Row] = []
-    known: set[str] = set()
+    for told in of_workers:
+        rows += told["streams"]
     for host in _hosts(call):
         tier = host.tier
         assert tier is not None and tier.manifest is not None
         manifest = tier.manifest
-        known.add(manifest.identity)
         compared = compare(manifest, tier.first_offset or 0, found.get(manifest.remote, ()))
         rows.append(
             {
@@ -69,6 +83,7 @@ async def check(call: Call) -> Any:
             }
         )
     others: list[Row] = []
+    known = {row["identity"] for row in rows}
     for name, objects in found.items():
         counts = Counter(identity_of(each.key) for each in objects)
         others += [
@@ -81,6 +96,7 @@ async def check(call: Call) -> Any:
 
 async def delete_orphans(call: Call) -> Any:
     """Delete objects that the manifests of streams that this node uploads will never have."""
+    deleted = sum(told["deleted"] for told in await _of_workers(call))
     found = await _found(call)
     doomed: list[tuple[Objects, list[str]]] = []
     for host in _hosts(call):
@@ -95,7 +111,7 @@ async def delete_orphans(call: Call) -> Any:
             await trio.to_thread.run_sync(store.delete, keys)
     except Unavailable as error:
         raise Refusal(503, "unavailable", str(error)) from None
-    return {"deleted": sum(len(keys) for _, keys in doomed)}
+    return {"deleted": deleted + sum(len(keys) for _, keys in doomed)}
 
 
 __all__ = ["check", "delete_orphans"]

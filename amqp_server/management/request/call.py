@@ -69,6 +69,7 @@ class Call:
         method: str = "GET",
         route: str = "",
         local: bool = False,
+        everywhere: bool = True,
         scopes: Sequence[str] | None = None,
         part: Part | None = None,
         held: Held | None = None,
@@ -96,6 +97,8 @@ class Call:
         #: Method and path of the route; see endpoints.ENDPOINTS.
         self.method = method
         self.route = route
+        #: True if other nodes answer this request, too.
+        self.everywhere = everywhere
         #: True if another node asks for this node's part.
         self.local = local
         #: The part of the list that the other node wants; None: all of it.

@@ -60,13 +60,12 @@ async def ask_others(
     part: Part | None = None,
     passed_on: Sequence[str] = PASSED_ON,
     instead: Instead | None = None,
-    *,
-    with_body: bool = False,
 ) -> Answers:
     """Send the request of this call to the other nodes, or to some; each answers with its own part. They get
-    these fields of its query, and its body if `with_body`.
+    these fields of its query, and no body.
     """
     answers = Answers()
+    assert call.everywhere or instead is not None, f"other nodes do not answer {call.method} {call.route}"
     others = call.parts.others
     if call.local or others is None:
         return answers
@@ -82,7 +81,6 @@ async def ask_others(
             scopes=None if call.scopes is None else list(call.scopes),
             tags=list(call.user.tags),
             part=part,
-            body=call.body.decode() if with_body else "",
         )
     )
 
@@ -121,10 +119,23 @@ async def ask_others(
     return answers
 
 
-async def ask_workers(call: Call, *, with_body: bool = False) -> Answers:
+async def ask_workers(call: Call) -> Answers:
     """Ask the other workers of this node, which is one for whoever asks it."""
     node = call.parts.administration
-    return Answers() if node is None else await ask_others(call, node.other_workers(), with_body=with_body)
+    return Answers() if node is None else await ask_others(call, node.other_workers())
+
+
+async def ask_whole_node(call: Call, name: str) -> tuple[bool, Answers]:
+    """Ask all workers of a node, or the one worker of this name. Return whether this process is one of them,
+    and the answers of the others. Raises Refusal if there is no node of this name.
+    """
+    own, others, cluster = call.parts.config.node, call.parts.others, call.parts.administration
+    if call.local:
+        return True, Answers()
+    asked = [name] if cluster is None else cluster.workers_of(name) or [name]
+    if name != own and (others is None or asked[0] not in (own, *others.names())):
+        raise not_found()
+    return own in asked, await ask_others(call, [each for each in asked if each != own])
 
 
 async def ask_node(

@@ -31,8 +31,6 @@ class Question(msgspec.Struct):
     tags: list[str] = []
     #: Nodes of earlier versions ignore this field.
     part: Part | None = None
-    #: The body of a change, as JSON. Only workers of one node get one: they have the same version.
-    body: str = ""
 
 
 class Told(msgspec.Struct):

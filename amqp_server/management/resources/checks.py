@@ -14,7 +14,7 @@ from amqp_server.errors import AMQPError
 from amqp_server.management.messages.by_hand import get_messages, publish_message
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of, refusing
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node, ask_others, ask_workers
+from amqp_server.management.request.other_nodes import ask_others, ask_whole_node, ask_workers
 from amqp_server.management.resources import queues
 from amqp_server.management.resources.node import listeners
 
@@ -63,19 +63,17 @@ async def local_alarms(call: Call) -> Any:
 
 async def node(call: Call) -> Any:
     """The check that old clients use, for one node: this one unless the path names another."""
-    name = call.path.get("node", call.parts.config.node)
-    if name != call.parts.config.node:
-        answers = await ask_node(call, name)
-        if name in answers.missing:
-            return _failed(f"node {name} does not answer")
-        raised = answers.bodies[name]["alarms"]
-    else:
-        raised = _alarms_here(call)
+    here, answers = await ask_whole_node(call, call.path.get("node", call.parts.config.node))
+    raised = _alarms_here(call) if here else []
     if call.local:
         return {"alarms": raised}
+    for name in answers.missing:
+        return _failed(f"node {name} does not answer")
+    for body in answers.bodies.values():
+        raised += body["alarms"]
     if not raised:
         return {"status": "ok"}
-    return _failed(f"resource alarm(s) in effect: {', '.join(each['resource'] for each in raised)}")
+    return _failed(f"resource alarm(s) in effect: {', '.join(sorted({each['resource'] for each in raised}))}")
 
 
 async def virtual_hosts(call: Call) -> Any:
@@ -178,7 +176,14 @@ async def leaderless(call: Call) -> Any:
 
 
 async def below_connection_limit(call: Call) -> Any:
-    limit, open_ = call.parts.descriptors.connections_max, len(call.broker.sessions)
+    """The limit is that of the node. Each of its workers has descriptors of its own."""
+    limit, open_ = call.parts.descriptors.clients_max, len(call.broker.sessions)
+    if call.local:
+        return {"limit": limit, "connections": open_}
+    for body in (await ask_workers(call)).bodies.values():
+        limit += body["limit"]
+        open_ += body["connections"]
+    limit = min(limit, call.parts.config.connections_max)
     if open_ < limit:
         return {"status": "ok", "limit": limit, "connections": open_}
     return _failed("Connection limit reached", limit=limit, connections=open_)

@@ -11,13 +11,14 @@ from amqp_server.errors import Unavailable
 from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal, bad_request, known
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.listing import listing
-from amqp_server.management.request.other_nodes import ask_others, ask_workers
+from amqp_server.management.request.other_nodes import Answers, ask_others, ask_workers
 
 if TYPE_CHECKING:
     from amqp_server.cluster.administration import Administration
 
 
-#: Time for the other workers of a node to leave, and between two questions whether they have, s.
+#: Time without a queue that leaves the other workers of a node, after which the node stays, and time between
+#: two questions whether they have left, s.
 WORKERS_LEAVE_S = 30.0
 LEAVE_LOOK_S = 0.1
 
@@ -52,14 +53,18 @@ async def queues(call: Call) -> Any:
     return await listing(call, _cluster(call).queues(set(call.vhosts())), lambda row: row)
 
 
+async def _ask_member(call: Call, vhost: str) -> Answers:
+    """Ask the other worker of this node that is a member of a queue, if there is one."""
+    member = _cluster(call).other_worker_with(vhost, call.path["name"])
+    return await ask_others(call, [member] if member else [], passed_on=("digest",))
+
+
 async def queue(call: Call) -> Any:
     """A replicated queue as this node has it; the worker that is the member answers."""
-    cluster = _cluster(call)
-    told = cluster.queue(call.vhost(), call.path["name"], digest=call.flag("digest"))
-    workers = [name for name in cluster.other_workers() if name in told["placed"]]
-    for body in (await ask_others(call, workers, passed_on=("digest",))).bodies.values():
+    vhost = call.vhost()
+    for body in (await _ask_member(call, vhost)).bodies.values():
         return body
-    return told
+    return _cluster(call).queue(vhost, call.path["name"], digest=call.flag("digest"))
 
 
 #: Types of queues that have members.
@@ -123,9 +128,12 @@ async def forget(call: Call) -> Answer:
         await cluster.leave()
     elif name == call.parts.config.node:
         cluster.may_leave()
-        with trio.move_on_after(WORKERS_LEAVE_S):
+        left = -1
+        with trio.move_on_after(WORKERS_LEAVE_S) as patience:
             # Leaving may take longer than the time that they have for an answer.
-            while cluster.other_workers():
+            while workers := cluster.other_workers():
+                if left != (left := cluster.queues_on(workers)):
+                    patience.deadline = trio.current_time() + WORKERS_LEAVE_S
                 for refusal in (await ask_workers(call)).refusals.values():
                     raise refusal
                 await trio.sleep(LEAVE_LOOK_S)
@@ -165,7 +173,17 @@ async def transfer_leader(call: Call) -> Answer:
 
 
 async def accept_loss(call: Call) -> Any:
-    given_up = await _cluster(call).accept_loss(call.own_vhost(), call.path["name"])
+    vhost = call.own_vhost()
+    answers = await _ask_member(call, vhost)
+    for refusal in answers.refusals.values():
+        raise refusal
+    for name in answers.missing:
+        raise Unavailable(
+            f"{name}, the worker of this node that has the queue, does not answer: try again later"
+        )
+    for body in answers.bodies.values():
+        return body
+    given_up = await _cluster(call).accept_loss(vhost, call.path["name"])
     return {"entries": given_up.entries, "members": list(given_up.members)}
 
 
@@ -184,7 +202,18 @@ async def quorum_critical(call: Call) -> Any:
             critical.append(group)
     if call.local:
         return critical
-    for body in (await ask_workers(call)).bodies.values():
+    answers = await ask_workers(call)
+    if cluster is not None and (silent := cluster.online(answers.missing)):
+        # The queues of a worker that is down do not depend on this node.
+        return Answer(
+            503,
+            {
+                "status": "failed",
+                "reason": f"{', '.join(silent)} of this node do not answer",
+                "queues": critical,
+            },
+        )
+    for body in answers.bodies.values():
         critical += body
     critical.sort()
     if not critical:

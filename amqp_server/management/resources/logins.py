@@ -8,12 +8,20 @@ from typing import Any
 
 from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_node
+from amqp_server.management.request.other_nodes import ask_whole_node
+
+Row = dict[str, Any]
 
 
 async def attempts(call: Call) -> Any:
-    if call.path["node"] != call.parts.config.node:
-        return await _of_other(call)
+    here, parts = await _asked(call)
+    if here:
+        parts.append(_attempts_here(call))
+    # All processes have the same protocols.
+    return [_sum(rows) for rows in zip(*parts, strict=True)]
+
+
+def _attempts_here(call: Call) -> list[Row]:
     return [
         {
             "protocol": protocol,
@@ -25,26 +33,33 @@ async def attempts(call: Call) -> Any:
     ]
 
 
+def _sum(rows: tuple[Row, ...]) -> Row:
+    first = rows[0]
+    return {
+        name: value if isinstance(value, str) else sum(row[name] for row in rows)
+        for name, value in first.items()
+    }
+
+
 async def attempts_by_source(call: Call) -> Any:
     """The same answer as RabbitMQ gives if it is not configured to track sources."""
-    if call.path["node"] != call.parts.config.node:
-        return await _of_other(call)
+    await _asked(call)
     return []
 
 
 async def reset(call: Call) -> Answer:
-    if call.path["node"] != call.parts.config.node:
-        await _of_other(call)
-        return NO_CONTENT
-    for logins in call.broker.counts.ended.logins().values():
-        logins.accepted = logins.refused = 0
+    here, _ = await _asked(call)
+    if here:
+        for logins in call.broker.counts.ended.logins().values():
+            logins.accepted = logins.refused = 0
     return NO_CONTENT
 
 
-async def _of_other(call: Call) -> Any:
-    """Return what another node answers. Raises Refusal if there is no such node, or if it does not answer."""
-    name = call.path["node"]
-    answers = await ask_node(call, name)
-    if name in answers.missing:
+async def _asked(call: Call) -> tuple[bool, list[list[Row]]]:
+    """Return whether this process is one of the node's, and what the others answer. Raises Refusal if there
+    is no such node, or if one of its processes does not answer.
+    """
+    here, answers = await ask_whole_node(call, call.path["node"])
+    for name in answers.missing:
         raise Refusal(503, "unavailable", f"node {name} does not answer")
-    return answers.bodies.get(name)
+    return here, list(answers.bodies.values())

@@ -565,8 +565,14 @@ def queue_of(call: Call, vhost: str) -> Queue:
 
 
 async def explain(call: Call) -> Any:
-    """Say where a queue is, where its settings come from, and where decisions about it are taken."""
+    """Say where a queue is, where its settings come from, and where decisions about it are taken. The worker
+    of this node that has the queue answers.
+    """
     parts, vhost = call.parts, call.vhost()
+    cluster = parts.administration
+    worker = "" if cluster is None else cluster.other_worker_with(vhost, call.path["name"])
+    for body in (await ask_others(call, [worker] if worker else [], passed_on=())).bodies.values():
+        return body
     await catch_up(parts.broker)
     found = queue_of(call, vhost)
     node, leader, members, up, *_ = QueueReads(parts, call.stats).places(found)

@@ -298,6 +298,7 @@ class Api:
             request.headers,
             method=endpoint.method,
             route=endpoint.path,
+            everywhere=endpoint.everywhere,
             scopes=caller.scopes,
             held=held,
         )
@@ -338,7 +339,7 @@ class Api:
             user,
             question.parts,
             question.query,
-            question.body.encode(),
+            b"",
             self._slices,
             self._filter_ms,
             {REASON_HEADER: question.reason},

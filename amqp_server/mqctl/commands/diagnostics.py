@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from amqp_server.cluster.membership.machines import machines
 from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation
 from amqp_server.mqctl.progress import progress
@@ -165,8 +166,12 @@ def await_startup(invocation: Invocation, timeout: float) -> None:
 @pass_invocation
 def await_online_nodes(invocation: Invocation, timeout: float, count: int) -> None:
     def online() -> bool:
-        running = [node for node in invocation.client.get("nodes") if node["running"]]
-        return len(running) >= count
+        rows = invocation.client.get("nodes")
+        # A node is up when all of its workers are.
+        nodes = machines(row["name"] for row in rows) - machines(
+            row["name"] for row in rows if not row["running"]
+        )
+        return len(nodes) >= count
 
     _await(online, timeout, f"fewer than {count} nodes were up")
     invocation.say(f"{count} nodes are up")

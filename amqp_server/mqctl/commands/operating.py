@@ -13,6 +13,7 @@ from typing import Any, TextIO
 
 import click
 
+from amqp_server.cluster.membership.machines import machine_of
 from amqp_server.config import VERSION
 from amqp_server.mqctl.client import UNAVAILABLE, USAGE, Failure
 from amqp_server.mqctl.command import Choice, Invocation, in_vhost, mqctl, pass_invocation, password_argument
@@ -129,17 +130,29 @@ def drain(invocation: Invocation, timeout: float) -> None:
     deadline = time.monotonic() + timeout
     with progress(f"Draining {name}"):
         while True:
-            told = invocation.client.get("nodes", name)
-            left = told.get("leaders_left"), told.get("connections_left", 0)
-            if left == (0, 0):
+            left = _left(invocation, name)
+            if not left:
                 break
             if time.monotonic() >= deadline:
-                raise Failure(
-                    f"node {name} has {left[0]} leaders and {left[1]} connections left after {timeout:g} s; it goes on",
-                    UNAVAILABLE,
-                )
+                raise Failure(f"{'; '.join(left)} after {timeout:g} s; it goes on", UNAVAILABLE)
             time.sleep(LOOK_INTERVAL_S)
     invocation.say(f"Node {name} is drained; `mqctl revive` puts it into service again")
+
+
+def _left(invocation: Invocation, name: str) -> list[str]:
+    """Return what each process of a node still has to give away."""
+    rows = [row for row in invocation.client.get("nodes") if machine_of(row["name"]) == name]
+    left = [
+        f"node {row['name']} has {row.get('leaders_left')} leaders and {row.get('connections_left', 0)} connections left"
+        for row in rows
+        if row["running"] and (row.get("leaders_left"), row.get("connections_left")) != (0, 0)
+    ]
+    silent = {row["name"] for row in rows if not row["running"]}
+    if silent:
+        # One that is down has nothing left.
+        up = {node["name"] for node in invocation.client.get("cluster")["nodes"] if node["running"]}
+        left += [f"node {each} does not answer" for each in sorted(silent & up)]
+    return left
 
 
 @mqctl.command("revive", help="Puts the node at --url into service again after `mqctl drain`.")

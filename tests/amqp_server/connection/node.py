@@ -140,10 +140,15 @@ def exchange_parts(broker: Broker, **parts: Any) -> None:
 class MemoryNode:
     """A broker with the vhost / and the users guest and other."""
 
+    def _configured(self, **options: Any) -> Config:
+        return Config(**options)
+
     def __init__(self, **options: Any) -> None:
         self.environment = environment = MemoryEnvironment()
         self.clock = ManualClock(5_000_000, 1_700_000_000_000)
-        self.broker = broker = make_broker(Config(**options), environment, self.clock, self._commits())
+        self.broker = broker = make_broker(
+            self._configured(**options), environment, self.clock, self._commits()
+        )
         self.turn = broker.turn
         broker.add_vhost("/")
         for user in ("guest", "other"):

@@ -14,6 +14,7 @@ import pytest
 import trio
 
 from amqp_server.broker.topology.queue import Queue
+from amqp_server.cluster.membership.machines import machine_of, number_of
 from amqp_server.config import Config
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.password_checks import PasswordChecks
@@ -24,6 +25,7 @@ from amqp_server.management.serving.http import Api
 from amqp_server.management.statistics.sampler import Sampler, figures
 from amqp_server.resources import ResourceWatch
 from amqp_server.startup.reload import Reload
+from amqp_server.workers.worker import config_of
 from conformance_tests.patience import PATIENCE_S
 from persistence.commits.committing import Syncs
 
@@ -45,7 +47,13 @@ BODY_BYTES_MAX = 64 * 1024
 class ManagedNode(MemoryNode):
     """Stands in for ManagedParts. It is its own `commits`."""
 
+    def _configured(self, **options: Any) -> Config:
+        node = options["node"]
+        whole, number = Config(node=machine_of(node)), number_of(node)
+        return config_of(whole, number, [f"@{each}:0" for each in range(number + 1)]) if number else whole
+
     def __init__(self, directory: Path, node: str = "n1") -> None:
+        """`node` may be a worker."""
         super().__init__(node=node)
         broker = self.broker
         broker.add_vhost("other")

@@ -54,6 +54,15 @@ class FakeCluster:
     def other_workers(self) -> list[str]:
         return []
 
+    def workers_of(self, node: str) -> list[str]:
+        return [node] if node == "n1" else []
+
+    def other_worker_with(self, vhost: str, name: str) -> str:
+        return ""
+
+    def online(self, members: Iterable[str]) -> list[str]:
+        return []
+
     def obstacle(self) -> str:
         return "no majority of the cluster's nodes is reachable" if self.missed else ""
 

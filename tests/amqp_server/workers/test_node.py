@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
 import os
 import signal
+import socket
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pika
@@ -72,6 +78,18 @@ def get(node: Node, path: str) -> Any:
     return answer.json()
 
 
+def put(node: Node, path: str) -> None:
+    answer = httpx.put(
+        f"http://127.0.0.1:{node.http}/api/{path}", auth=("guest", "guest"), timeout=PATIENCE_S
+    )
+    assert answer.is_success, answer.text
+
+
+def running(node: Node) -> dict[str, int]:
+    """Return the processes of the workers that answer for themselves."""
+    return {row["name"]: int(row["os_pid"]) for row in get(node, "nodes") if row["running"]}
+
+
 def homes(node: Node) -> dict[str, str]:
     return {row["name"]: row["node"] for row in get(node, "queues")}
 
@@ -89,7 +107,7 @@ def pids(node: Node, count: int = WORKERS) -> dict[str, int]:
 
     def answer() -> bool:
         found.clear()
-        found.update((row["name"], int(row["os_pid"])) for row in get(node, "nodes") if row["running"])
+        found.update(running(node))
         return len(found) >= count
 
     until(f"{count} workers answer", answer)
@@ -322,6 +340,143 @@ def test_operators_see_one_node(node: Node) -> None:
         node.mqctl("stop")
         until("all of it ends", lambda: not node.running)
     assert node.log().count("has ended") == 1
+
+
+def test_no_worker_serves_before_the_definitions_are_loaded(tmp_path: Path) -> None:
+    hashed = base64.b64encode(b"salt" + hashlib.sha256(b"salt" + b"secret").digest()).decode()
+    queues = [f"q{number}" for number in range(500)]
+    definitions = {
+        "users": [{"name": "app", "password_hash": hashed, "tags": ""}],
+        "vhosts": [{"name": "/"}],
+        "permissions": [{"user": "app", "vhost": "/", "configure": ".*", "write": ".*", "read": ".*"}],
+        "queues": [{"name": name, "vhost": "/", "durable": True, "auto_delete": False} for name in queues],
+    }
+    file = tmp_path / "definitions.json"
+    file.write_text(json.dumps(definitions))
+    (port,) = free_ports(1)
+    options = ("--load-definitions", str(file), "--amqp", f"127.0.0.1:{port}")
+    parameters = pika.ConnectionParameters(
+        "127.0.0.1", port, credentials=pika.PlainCredentials("app", "secret")
+    )
+    node = Node(tmp_path, "--workers", str(WORKERS), *options)
+    node.launch()
+    try:
+        with ExitStack() as stack:
+
+            def served() -> bool:
+                with suppress(ConnectionRefusedError):
+                    socket.create_connection(("127.0.0.1", port), timeout=PATIENCE_S).close()
+                    connection = BlockingConnection(parameters)
+                    stack.callback(partial(close, connection))
+                    connection.channel().queue_declare(queues[-1], passive=True)
+                    return True
+                return False
+
+            while not served():
+                time.sleep(0.01)
+            for _ in range(2 * WORKERS):
+                assert served()
+        node.ready()
+    finally:
+        node.kill()
+
+
+def test_a_node_is_up_when_all_its_workers_are(node: Node) -> None:
+    node.mqctl("await_online_nodes", "1")
+    with pytest.raises(AssertionError, match="fewer than 2 nodes were up"):
+        node.mqctl("await_online_nodes", "2", "--timeout", "0.1")
+    stopped = pids(node)["n1/1"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        with pytest.raises(AssertionError, match="fewer than 1 nodes were up"):
+            node.mqctl("await_online_nodes", "1", "--timeout", "0.1")
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+
+
+def test_a_node_is_drained_when_all_its_workers_are(tmp_path: Path) -> None:
+    with workers(tmp_path, 2, "--drain-connections-per-s", "10") as node, ExitStack() as stack:
+        opened = stack.enter_context(one_at_each(node, 2))
+        opened["n1"].connection.close()
+        other = opened["n1/1"]
+        other.queue_declare("there", durable=True)
+        for channel in stack.enter_context(channels(node, 20)):
+            # They go to the second worker.
+            channel.basic_publish("", "there", b"", DURABLE, mandatory=True)
+        assert Counter(row["node"] for row in get(node, "connections"))["n1/1"] > 20
+        node.mqctl("drain")
+        assert get(node, "connections") == []
+
+
+def test_the_object_store_of_a_node_has_the_streams_of_all_workers(tmp_path: Path) -> None:
+    far = tmp_path / "far"
+    far.mkdir()
+    options = (
+        "--stream-remotes",
+        f"far={far.as_uri()}",
+        "--stream-flush-ms",
+        "20",
+        "--stream-flush-bytes",
+        "4096",
+    )
+    arguments = {
+        "x-queue-type": "stream",
+        "x-stream-remote": "far",
+        "x-stream-local-max-length-bytes": 100_000,
+        "x-stream-max-segment-size-bytes": 65_536,
+    }
+    with workers(tmp_path, 2, *options) as node, one_at_each(node, 2) as opened:
+        for number, channel in enumerate(opened.values()):
+            name = f"stream{number}"
+            channel.queue_declare(name, durable=True, arguments=arguments)
+            for _ in range(200):
+                channel.basic_publish("", name, os.urandom(2_000), DURABLE, mandatory=True)
+        until("both are uploaded", lambda: len([*far.iterdir()]) == 2 and len([*far.rglob("*.segment")]) >= 6)
+        told = node.mqctl("remote", "check")
+        assert all(f"stream{number}\t" in told for number in range(2)), told
+        assert "belong to no stream" not in told
+        for place in far.iterdir():
+            (place / f"{3:020}-{7:020}-aa.segment").write_bytes(b"orphan")
+        assert "2 orphans were deleted" in node.mqctl("remote", "check", "--delete-orphans")
+
+
+def options_of(node: Node, name: str) -> dict[str, object]:
+    rows = get(node, f"nodes/{quote(name, safe='')}/environment")["options"]
+    return {row["name"]: row["value"] for row in rows}
+
+
+def test_a_worker_that_did_not_answer_is_set_as_the_others_are(node: Node) -> None:
+    stopped = pids(node)["n1/2"]
+    os.kill(stopped, signal.SIGSTOP)
+    try:
+        node.mqctl("set_log_level", "debug")
+        node.mqctl("set_disk_free_limit", "1MiB")
+        node.mqctl("set_vm_memory_high_watermark", "absolute", "3000000000")
+        put(node, "nodes/n1/drain")
+        # Its link counts as dead now: whatever it was asked by it is lost.
+        until("the worker counts as down", lambda: len(running(node)) == WORKERS - 1)
+    finally:
+        os.kill(stopped, signal.SIGCONT)
+    until("it is drained", lambda: [row["being_drained"] for row in get(node, "nodes")] == [True] * WORKERS)
+    found = options_of(node, "n1/2")
+    assert (found["log_level"], found["disk_free_min_bytes"]) == ("debug", 1 << 20)
+    assert found["memory_limit"] == options_of(node, "n1")["memory_limit"]
+    assert memory_limits(node) == [3_000_000_000] * WORKERS
+
+
+def test_a_worker_that_starts_again_has_the_configuration_that_was_reloaded(tmp_path: Path) -> None:
+    file = tmp_path / "mqd.toml"
+    file.write_text('disk_free_min_bytes = 2000000\nlog_level = "info"\n')
+    with workers(tmp_path, 2, "--config", str(file)) as node:
+        file.write_text('disk_free_min_bytes = 1000000\nlog_level = "warning"\n')
+        os.kill(node.pid, signal.SIGHUP)
+        for name in ("n1", "n1/1"):
+            until("it is reloaded", lambda name=name: options_of(node, name)["log_level"] == "warning")
+        before = pids(node, 2)["n1/1"]
+        os.kill(before, signal.SIGKILL)
+        until("it is back", lambda: pids(node, 2)["n1/1"] != before)
+        found = options_of(node, "n1/1")
+        assert (found["log_level"], found["disk_free_min_bytes"]) == ("warning", 1_000_000)
 
 
 def test_a_start_that_fails_says_so_once(tmp_path: Path) -> None:
