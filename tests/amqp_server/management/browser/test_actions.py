@@ -90,7 +90,7 @@ def test_a_queue_that_is_refused(visit: Visit, broker: Broker) -> None:
 
 def test_a_form_has_the_arguments_of_the_chosen_type(visit: Visit, broker: Broker) -> None:
     """What was entered for another type is there again when it is chosen, and is not sent otherwise."""
-    declare(broker, "source", **{"x-queue-type": "stream"})
+    declare(broker, "lines", **{"x-queue-type": "stream"})
     page = visit.log_in()
     visit.go("queues")
     page.get_by_role("button", name="Declare a queue").click()
@@ -111,16 +111,16 @@ def test_a_form_has_the_arguments_of_the_chosen_type(visit: Visit, broker: Broke
     enter(length, "7")
     enter(kind, "stream-group")
     expect(length).to_have_count(0)
-    enter(dialog.locator("[name=x-stream]"), "source")
-    enter(dialog.locator("[name=name]"), "readers")
+    enter(dialog.locator("[name=x-stream]"), "lines")
+    enter(dialog.locator("[name=name]"), "offered")
     enter(kind, "quorum")
     expect(length).to_have_value("7")
     enter(kind, "stream-group")
     dialog.get_by_role("button", name="Declare").click()
-    shows(page, "Group readers")
-    assert broker.api("GET", "/api/queues/%2F/readers")["arguments"] == {
+    shows(page, "Group offered")
+    assert broker.api("GET", "/api/queues/%2F/offered")["arguments"] == {
         "x-queue-type": "stream-group",
-        "x-stream": "source",
+        "x-stream": "lines",
     }
 
 
