@@ -23,6 +23,7 @@ from amqp_server.streams.layout.encode import Encoded, Encoder
 from amqp_server.streams.layout.layouts import Layouts
 from amqp_server.streams.members import entries
 from amqp_server.wire import acks, intake
+from amqp_server.wire.added_fields import with_fields
 from amqp_server.wire.deliver import DeliverTemplate
 from amqp_server.wire.intake import Publisher, PublishRoute, Segment
 from benchmarks import frames
@@ -74,6 +75,15 @@ def taken(data: bytes) -> list[Segment]:
 def intake_ns(properties: Callable[[int], commands.Basic.Properties | None], size: int = 128) -> float:
     data = b"".join(frames.message("", "queue", b"x" * size, properties(index)) for index in range(COUNT))
     return best_ns(lambda: taken(data))
+
+
+def counts_ns(properties: Callable[[int], commands.Basic.Properties | None]) -> float:
+    publish_bytes = len(route().key)
+    contents = [
+        frames.message("", "queue", b"x" * 128, properties(index))[publish_bytes:] for index in range(COUNT)
+    ]
+    fields = {b"x-acquired-count": b"l" + bytes(8), b"x-delivery-count": b"l" + bytes(8)}
+    return best_ns(lambda: with_fields(contents, fields))
 
 
 def machine_ns(*, no_ack: bool) -> float:
@@ -175,10 +185,16 @@ def main() -> None:
         value = ("red", "green", "blue")[index % 3]
         return properties(headers={"id": 10**9 + index, "x-stream-filter-value": value}, delivery_mode=2)
 
+    def in_turn(index: int) -> commands.Basic.Properties:
+        return commands.Basic.Properties(delivery_mode=2, priority=(1, 5, 9)[index % 3])
+
     rows = [
         ("intake, all alike", intake_ns(lambda index: None)),
         ("intake, message-id and timestamp differ", intake_ns(own_id)),
         ("intake, a headers table that differs", intake_ns(own_header)),
+        ("intake, three priorities in turn", intake_ns(in_turn)),
+        ("counts of deliveries, headers alike", counts_ns(lambda index: None)),
+        ("counts of deliveries, message-id differs", counts_ns(own_id)),
         ("machine, enqueue and hand out", machine_ns(no_ack=True)),
         ("machine, with settle", machine_ns(no_ack=False)),
         ("deliver, same channel number", deliver_ns(1)),
