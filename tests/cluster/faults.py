@@ -28,6 +28,9 @@ ABSENT_S = 12.0
 LINK_S = 20.0
 LINK_FLAPS = 12
 FLAPS = 6
+STALLS = 12
+#: From and to: some are around `cluster_dead_ms`, at which mqd's links end.
+STALLS_S = ((0.8, 1.3), (0.8, 1.3), (0.3, 4.0))
 CLOCK_S = 20.0
 CLOCK_WRONG_S = 3600.0
 FLAP_S = 0.6
@@ -525,6 +528,14 @@ def rolling_restart(scene: Scene) -> None:
         scene.caught_up()
 
 
+def short_stalls(scene: Scene) -> None:
+    """Nodes stand still, often for just as long as the others wait for them; see also stalls."""
+    for _ in range(STALLS):
+        with scene.frozen(scene.random.choice(scene.cluster.names)):
+            scene.hold(scene.random.uniform(*scene.random.choice(STALLS_S)))
+        scene.hold(scene.random.choice((0.0, 0.1, 1.0)))
+
+
 def mixed(scene: Scene) -> None:
     """Faults drawn from the seed, one upon the other; the test does not wait in between until replicas
     agree.
@@ -609,6 +620,7 @@ FAULTS: dict[str, Fault] = {
     "kill during large transactions": kill_during_large_transactions,
     "damage before deleted keys": damage_before_deleted_keys,
     "other write-ahead logs": other_logs,
+    "short stalls": short_stalls,
     "rolling restart": rolling_restart,
     "mixed": mixed,
 }

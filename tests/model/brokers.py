@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -278,7 +279,7 @@ class MqdNodes:
     ) -> None:
         program = PURE if pure else program
         self.faults = frozenset(
-            {"kill", "restart", "freeze", "cut", "isolate", "transfer", "clock", "move", "damage"}
+            {"kill", "restart", "freeze", "stall", "cut", "isolate", "transfer", "clock", "move", "damage"}
         ) | _planted(program[0])
         if old:
             self.faults, self.alarms = frozenset({"upgrade"}), frozenset()
@@ -302,6 +303,7 @@ class MqdNodes:
             self.cluster.close()
             raise
         self._troubles: list[tuple[str, str]] = []
+        self._stalls: threading.Thread | None = None
 
     def url(self, node: str) -> str:
         return f"amqp://guest:guest@127.0.0.1:{self.cluster.port(node)}/"
@@ -343,6 +345,9 @@ class MqdNodes:
                 cluster._nodes[node].add_options(*OPTIONS)
         elif kind == "freeze":
             cluster.freeze(node)
+        elif kind == "stall":
+            self._stalls = threading.Thread(target=self._stall, args=(node, detail["stalls"]), daemon=True)
+            self._stalls.start()
         elif kind == "isolate":
             isolate(cluster.links, node, cluster.names, hold=True)
         elif kind == "cut":
@@ -362,6 +367,14 @@ class MqdNodes:
                     break
         if kind not in ("transfer", "entry"):
             self._troubles.append((kind, node))
+
+    def _stall(self, node: str, stalls: list[tuple[float, float]]) -> None:
+        """The node stands still and goes on again, while the program does so, too."""
+        for stands_s, goes_on_s in stalls:
+            self.cluster.freeze(node)
+            time.sleep(stands_s)
+            self.cluster.thaw(node)
+            time.sleep(goes_on_s)
 
     def transfer(self, vhost: str, queue: str, node: str) -> None:
         self.cluster.mqctl(node, "cluster", "transfer-leader", "--vhost", vhost, queue, node)
@@ -408,6 +421,8 @@ class MqdNodes:
                 cluster.mqctl(node, "cluster", "grow", node)
             elif kind == "freeze":
                 cluster.thaw(node)
+            elif kind == "stall" and self._stalls is not None:
+                self._stalls.join()
             elif kind == "isolate":
                 isolate(cluster.links, node, cluster.names)
             elif kind == "cut":
@@ -434,6 +449,8 @@ class MqdNodes:
         return "\n".join(f"-- {name}\n{self.cluster.log(name)[-1500:]}" for name in self.names)
 
     def close(self) -> None:
+        if self._stalls is not None:
+            self._stalls.join()
         self.cluster.close()
 
 

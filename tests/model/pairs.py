@@ -12,6 +12,8 @@ Row = dict[str, str]
 Pair = tuple[tuple[str, str], tuple[str, str]]
 
 KINDS = ("classic", "quorum", "stream", "group")
+#: Three nodes have one more fault, "stall", which is drawn only if it is asked for (`--within fault=stall`).
+#: So programs with fixed seeds stay the same.
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "kind": KINDS,
     "life": ("durable", "transient", "exclusive", "auto-delete"),

@@ -5,7 +5,7 @@ the simulation of whole nodes must fail, or the named scene.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -206,6 +206,17 @@ def to_the_host_of_then() -> Callable[..., Any]:
     return mutant
 
 
+def only_those_heard_of_lately() -> Callable[..., None]:
+    tick = Replicas.tick
+
+    def mutant(self: Replicas, connected: Collection[str]) -> None:
+        links: Any = self.links
+        silent = links._simulated.silent
+        tick(self, [peer for peer in connected if silent.get(peer, 0) < 2])
+
+    return mutant
+
+
 def handed_over(how: str, move: str, *, during: bool = False) -> Callable[[], None]:
     test = (
         moving.test_handed_over_during_the_move
@@ -276,6 +287,7 @@ MUTATIONS = [
         Mutation(f"routes name hosts, {how}", publish, "make_route", to_the_host_of_then(), handed_over(how, move))
         for how, move in (("tx", "grows to b"), ("alarm", "grows to b"), ("tx", "leaves b"), ("alarm", "moves away from b"))
     ),
+    Mutation("a member is taken for silent before its link ends", Replicas, "tick", only_those_heard_of_lately()),
     Mutation("bindings of an exchange that is deleted stay on the disk", VHost, "_forget_bindings", nothing),
 ]  # fmt: skip
 

@@ -206,6 +206,8 @@ class Moments(Declarations):
                 what = ("segment",)
             when = {"what": self.chance.choice(what), "chance": self.chance.randrange(1 << 30)}
             when["orderly"] = self.chance.random() < 0.5
+        elif kind == "stall":
+            when = {"stalls": [self._stall() for _ in range(self.chance.choice([1, 1, 2, 3]))]}
         by_s = self.chance.choice([-7200, 7200])
         self.add("fault", kind=kind, node=node, vouch=vouch, queue=self.hit, by_s=by_s, **when)
         if self.nodes > 1:
@@ -223,6 +225,11 @@ class Moments(Declarations):
                 self.add("heal")
         for _ in range(self.chance.randint(1, 4)):
             self._body_step()()
+
+    def _stall(self) -> list[float]:
+        """How long a node stands still, and then goes on before the next stall, s. Links end after 1 s."""
+        stands_s = self.chance.choice([self.chance.uniform(0.8, 1.3), self.chance.uniform(0.3, 4.0)])
+        return [round(stands_s, 2), self.chance.choice([0.0, 0.1, 1.0])]
 
     def _upgrade(self) -> None:
         """One node after the other, while clients go on."""

@@ -206,7 +206,7 @@ class Faults(Transactions):
         if kind == "move":
             self._move(node, step)
             return
-        hits = kind in ("kill", "restart", "upgrade", "freeze", "isolate", "damage")
+        hits = kind in ("kill", "restart", "upgrade", "freeze", "stall", "isolate", "damage")
         if hits or kind == "cut":
             self._leave(local)
         self.broker.fault(kind, node, step)

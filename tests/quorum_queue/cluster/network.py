@@ -51,6 +51,8 @@ class Network:
         self.sessions: list[LinkSession] = []
         #: Links, as (from, to), on which nothing arrives.
         self.blocked: dict[tuple[str, str], None] = {}
+        #: Nodes that do nothing for a while: what is sent to them waits.
+        self.standing: dict[str, None] = {}
         #: The version that the topology would allow queues to be raised to.
         self.version = versions.FIRST
 
@@ -60,6 +62,8 @@ class Network:
         if not (nodes[one].alive and nodes[two].alive) or self._between(one, two):
             return
         if (one, two) in self.blocked or (two, one) in self.blocked:
+            return
+        if one in self.standing or two in self.standing:
             return
         incarnations = {name: nodes[name].incarnation for name in (one, two)}
         self.sessions.append(LinkSession((one, two), incarnations))
@@ -83,6 +87,8 @@ class Network:
         found: list[tuple[LinkSession, str]] = []
         for session in self.sessions:
             for name in session.ends:
+                if name in self.standing:
+                    continue
                 state, other = session.states[name], session.other(name)
                 if state == NEW:
                     ready = session.states[other] != CLOSED

@@ -513,7 +513,7 @@ class SimulatedNode:
     def tick(self) -> None:
         self.clock.now_ms += round(TICK_MS * self.rate)
         for peer, session in list(self.sessions.items()):
-            if (peer, self.name) in self.network.blocked:
+            if (peer, self.name) in self.network.blocked or peer in self.network.standing:
                 self.silent[peer] = self.silent.get(peer, 0) + 1
                 if self.silent[peer] > DEAD_TICKS:
                     self.network.close(session, self.name)

@@ -47,6 +47,7 @@ from tests.amqp_server.cluster.simulation.clients import Client
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.planting import plants_of
+from tests.amqp_server.cluster.simulation.silences import Silences
 from tests.turns import Violation
 
 STEPS = 1600
@@ -87,6 +88,9 @@ class Simulation(Cluster):
         self.policies = Random(f"policies {seed}") if seed % 4 == 3 else None
         super().__init__(names, founders, random=random, rates=rates, trace=trace)
         self.pauses = Random(f"pauses {seed}")
+        #: In half of the runs, and in none of those with older nodes: they do not tell each other their queue
+        #: time, so that a new leader may have quite another one.
+        self.silences = Silences(self, Random(f"silences {seed}"), self.act) if seed % 2 == 0 else None
         self.steps = steps
         #: In some runs, many queues fail.
         self.plants = Random(f"plants {seed}") if seed % 4 == 2 else None
@@ -152,6 +156,9 @@ class Simulation(Cluster):
             self.upgrade_in_time()
         if self.plants is not None and self.trouble and self.plants.random() < PLANTED:
             self.plant(self.nodes[self.plants.choice(self.names)], self.plants)
+        if self.silences is not None and self.silences.chance(0.003 * self.trouble):
+            self.else_well = False
+            self.silences.strike()
         if self.pauses.random() < 0.006:
             self.change_queue(self.nodes[self.pauses.choice(self.names)])
         random = self.random
@@ -555,6 +562,11 @@ class Simulation(Cluster):
             self.settle()
             check_at_rest(self)
             self.look_at_wounded()
+            while self.silences is not None and self.trouble and self.silences.chance(0.75):
+                # Groups are idle, and no link begins anew afterwards unless it has to.
+                self.silences.strike()
+                self.settle()
+                check_at_rest(self)
             node = self.nodes[random.choice(self.names)]
             if self.trouble and random.random() < 0.2:
                 self.lose_entry(node)

@@ -60,6 +60,7 @@ from tests import seeds
 from tests.amqp_server.cluster.simulation.at_rest import check_groups
 from tests.amqp_server.cluster.simulation.cluster import Cluster, by_hand
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
+from tests.amqp_server.cluster.simulation.silences import Silences
 from tests.quorum_queue.cluster.levels import check_reached
 from tests.stores.objects import SimulatedObjects
 from tests.turns import Violation
@@ -489,6 +490,8 @@ class StreamSimulation(Cluster):
         rates = {name: random.choice((0.8, 1.0, 1.0, 1.2)) for name in names}
         self.trouble = random.choice((0.0, 0.3, 1.0, 1.0))
         super().__init__(names, names, random=random, rates=rates, trace=trace)
+        #: In some of the runs.
+        self.silences = Silences(self, Random(f"silences {seed}"), self.publish) if seed % 4 == 2 else None
         self.steps = steps
         #: The probability that a thread with something to write or read goes on in a step.
         self.threads = random.choice((1.0, 1.0, 0.3, 0.05))
@@ -637,6 +640,8 @@ class StreamSimulation(Cluster):
             self.change_members(node)
         elif random.random() < self.trouble * 0.5:
             self.make_trouble(random.random(), node)
+        if self.silences is not None and self.silences.chance(0.003 * self.trouble):
+            self.silences.strike()
         if self.remote and self.weather.random() < 0.02 * self.trouble:
             self.change_weather()
         self.ack()
@@ -1009,6 +1014,10 @@ class StreamSimulation(Cluster):
         self.log("everything works again")
         self.mend()
         self.settle()
+        if self.silences is not None and self.trouble and self.silences.chance(0.5):
+            # Groups are idle, and no link begins anew afterwards unless it has to.
+            self.silences.strike()
+            self.settle()
         self._read_all()
         self.settle()
         self.check()

@@ -152,7 +152,8 @@ class TransactionSimulation(Simulation):
         if handed_out and self.faults.random() < self.share:
             self.note("links break while parts are handed out")
             self.lose_links(node)
-        if self.struck or self.faults.random() >= self.share:
+        silent = self.silences is not None and self.silences.under_way
+        if self.struck or silent or self.faults.random() >= self.share:
             return
         after = self.faults.choice(STRIKES_AFTER)
         if after:
