@@ -78,6 +78,11 @@ class Publisher(RemoteHost):
         return f"{self._node}/{self._incarnation}"
 
 
+def _meant(start: Start, word: StreamWord) -> int:
+    """Return the offset that `start` means, by the answer of a member."""
+    return {"first": word.first, "next": word.stop}.get(start.name, word.value)
+
+
 class StreamRemoteHost(StreamHost):
     knows_taken = False
     shares_names = True
@@ -178,15 +183,24 @@ class StreamRemoteHost(StreamHost):
             self._asks.ask(peer, self.queue_id, what, value, self, told)
 
     def place_of(self, start: Start, found: Callable[[int | Refused], None]) -> None:
-        """Find the offset of a time: a member is asked."""
+        """Find the offset that `start` means: a member is asked."""
 
         def told(word: StreamWord | None) -> None:
             if word is None:
                 found(Refused("no member of the stream answers"))
             else:
-                found(min(max(word.value, word.first), word.stop))
+                offset = _meant(start, word) if start.offset is None else start.offset
+                found(min(max(offset, word.first), word.stop))
 
-        self._ask_once(frames.ASK_FIND, max(self._time_of(start), 0), told)
+        self._ask_once(*self._question(start), told)
+
+    def _question(self, start: Start) -> tuple[int, int]:
+        """Return what a member is asked, with a value, to find out what `start` means."""
+        if start.name == "last":
+            return frames.ASK_LAST, frames.STRICTLY
+        if start.name or start.offset is not None:
+            return frames.ASK_OFFSETS, frames.STRICTLY
+        return frames.ASK_FIND, max(self._time_of(start), 0)
 
     @property
     def first_ms(self) -> int | None:
@@ -440,15 +454,11 @@ class StreamRemoteHost(StreamHost):
             self._beginning[consumer] = start, deadline_ms
             self._services.timers.wake(self, deadline_ms)
         consumer.reading = True
-        what, value = frames.ASK_OFFSETS, frames.STRICTLY
+        what, value = self._question(start)
         if start.name == "first":
             # Whatever is published, the consumer gets.
             self.has_begun(consumer)
             value = 0
-        elif start.name == "last":
-            what = frames.ASK_LAST
-        elif not start.name:
-            what, value = frames.ASK_FIND, max(self._time_of(start), 0)
         self._ask(what, value, partial(self._found, consumer, start))
 
     def _begin_again(self) -> None:
@@ -474,8 +484,7 @@ class StreamRemoteHost(StreamHost):
             self._wait()
             return
         self._beginning.pop(consumer, None)
-        named = {"first": word.first, "next": word.stop}
-        self._begins(consumer, named.get(start.name, word.value))
+        self._begins(consumer, _meant(start, word))
         self._follow()
 
     def _detach(self, key: Any) -> None:

@@ -60,9 +60,11 @@ async def ask_others(
     part: Part | None = None,
     passed_on: Sequence[str] = PASSED_ON,
     instead: Instead | None = None,
+    *,
+    with_body: bool = False,
 ) -> Answers:
     """Send the request of this call to the other nodes, or to some; each answers with its own part. They get
-    these fields of its query, and no body.
+    these fields of its query, and its body if `with_body`.
     """
     answers = Answers()
     assert call.everywhere or instead is not None, f"other nodes do not answer {call.method} {call.route}"
@@ -81,6 +83,7 @@ async def ask_others(
             scopes=None if call.scopes is None else list(call.scopes),
             tags=list(call.user.tags),
             part=part,
+            body=call.body.decode() if with_body else "",
         )
     )
 

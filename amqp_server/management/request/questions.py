@@ -31,6 +31,8 @@ class Question(msgspec.Struct):
     tags: list[str] = []
     #: Nodes of earlier versions ignore this field.
     part: Part | None = None
+    #: The body of a change, as JSON.
+    body: str = ""
 
 
 class Told(msgspec.Struct):

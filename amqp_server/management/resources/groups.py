@@ -1,13 +1,15 @@
 """Consumer groups: listed, with their members and partitions, and reset.
 
-This node knows the groups that it serves: in a cluster, those that it has a copy of.
+This node knows the groups that it serves: in a cluster, those that it has a copy of. It asks a member of the
+others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -293,7 +295,9 @@ async def reset_group(
     host = queue.host
     if not isinstance(host, ConsumerGroupHost | ConsumerGroupMemberHost):
         if queue.members:
-            raise Unavailable(f"this node is not a member of {place}: ask one of {', '.join(queue.members)}")
+            raise Unavailable(
+                f"none of {', '.join(queue.members)}, which have {place}, has answered in time: try again"
+            )
         raise Unavailable(f"{place} has failed on this node")
     places = _places(host)
     if partition is not None:
@@ -349,8 +353,6 @@ async def _propose(
 async def _look_up(broker: Broker, place: Place, start: Start) -> int:
     """Return the offset that `start` means in a partition. Raises Unavailable."""
     host = place.host
-    if isinstance(host, StreamRemoteHost):
-        raise Unavailable(f"this node is not a member of stream '{place.name}': ask a member")
     if host is None or place.partition.cursor < 0:
         raise Unavailable(f"stream '{place.name}' is not available on this node at the moment; try again")
     ask: Callable[[Callable[[int | Refused], None]], None] = partial(host.place_of, start)
@@ -385,16 +387,49 @@ def _places(host: Host) -> list[Place]:
 
 
 async def groups(call: Call) -> Any:
-    return await groups_listed(
-        call, (queue for vhost in call.vhosts() for queue in groups_of(call.broker, vhost))
-    )
+    found = [queue for vhost in call.vhosts() for queue in groups_of(call.broker, vhost)]
+    if call.local:
+        return await groups_listed(call, filter(keeps, found))
+    return await groups_listed(call, found, await _rows_of_others(call, found))
 
 
-async def groups_listed(call: Call, found: Iterable[Queue]) -> Any:
-    """Return the rows of these groups."""
+async def _rows_of_others(call: Call, queues: Iterable[Queue]) -> dict[tuple[str, str], Row]:
+    """Return the rows of groups of which this node has no copy, by vhost and name: a member of each has told
+    its row.
+    """
+    asked = {queue: _members_to_ask(call, queue)[:1] for queue in queues if not keeps(queue)}
+    nodes = sorted({member for members in asked.values() for member in members})
+    rows = (await ask_others(call, nodes)).rows if nodes else {}
+    told = {(node, row["vhost"], row["name"]): row for node, found in rows.items() for row in found}
+    found = {
+        (queue.vhost.name, queue.name): told.get((member, queue.vhost.name, queue.name))
+        for queue, members in asked.items()
+        for member in members
+    }
+    return {place: row for place, row in found.items() if row is not None}
+
+
+def _members_to_ask(call: Call, queue: Queue) -> list[str]:
+    """Return the members of a group that are up, its leader first, if this node has no copy."""
+    cluster = call.parts.administration
+    if cluster is None or call.local or keeps(queue):
+        return []
+    leader = call.broker.hosts.leader(queue)
+    return sorted(cluster.online(queue.members), key=lambda name: (name != leader, name))
+
+
+async def groups_listed(
+    call: Call, found: Iterable[Queue], told: Mapping[tuple[str, str], Row] = MappingProxyType({})
+) -> Any:
+    """Return the rows of these groups; those that other nodes have told are in `told`, by vhost and name."""
     ages = Ages(call.broker)
     reads = GroupReads(ages.of)
-    ahead = Ahead(ages.look_up, COLUMNS.rows(reads))
+    own = COLUMNS.rows(reads)
+
+    def row(queue: Queue) -> Row | None:
+        return told.get((queue.vhost.name, queue.name)) or own(queue)
+
+    ahead = Ahead(ages.look_up, row)
 
     def column(path: list[str]) -> Read | None:
         return COLUMNS.one(reads, path[0]) if path in (["name"], ["vhost"]) else None
@@ -403,7 +438,11 @@ async def groups_listed(call: Call, found: Iterable[Queue]) -> Any:
 
 
 async def group(call: Call) -> Any:
-    return await shown(call.broker, _group(call, call.vhost()))
+    queue = _group(call, call.vhost())
+    for member in _members_to_ask(call, queue):
+        for body in (await ask_others(call, [member])).bodies.values():
+            return body
+    return await shown(call.broker, queue)
 
 
 async def shown(broker: Broker, queue: Queue) -> Row:
@@ -481,9 +520,16 @@ async def reset(call: Call) -> Any:
     vhost, name = call.own_vhost(), call.path["name"]
     asked = call.read(ResetRequest)
     call.require(vhost, "queue", name, "configure")
+    queue = _group(call, vhost)
+    for member in _members_to_ask(call, queue):
+        answers = await ask_others(call, [member], with_body=True)
+        for refusal in answers.refusals.values():
+            raise refusal
+        for body in answers.bodies.values():
+            return body
     return await reset_group(
         call.broker,
-        _group(call, vhost),
+        queue,
         str(asked.to),
         partition=asked.partition,
         dry_run=asked.dry_run,

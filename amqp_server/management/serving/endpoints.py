@@ -245,13 +245,13 @@ ENDPOINTS = (
         "/api/queues/{vhost}/{name}/offsets/{offset}", MANAGEMENT, offsets.delete_offset, everywhere=True
     ),
     _get("/api/queues/{vhost}/{name}/bindings", MANAGEMENT, bindings.bindings_of_queue),
-    _get("/api/groups", MANAGEMENT, groups.groups, columns=groups.COLUMNS),
-    _get("/api/groups/{vhost}", MANAGEMENT, groups.groups, columns=groups.COLUMNS),
-    _get("/api/groups/{vhost}/{name}", MANAGEMENT, groups.group, columns=groups.COLUMNS),
+    _get("/api/groups", MANAGEMENT, groups.groups, everywhere=True, columns=groups.COLUMNS),
+    _get("/api/groups/{vhost}", MANAGEMENT, groups.groups, everywhere=True, columns=groups.COLUMNS),
+    _get("/api/groups/{vhost}/{name}", MANAGEMENT, groups.group, everywhere=True, columns=groups.COLUMNS),
     _get("/api/groups/{vhost}/{name}/members", MANAGEMENT, groups.members, everywhere=True),
     _get("/api/group-members", MANAGEMENT, groups.all_members, everywhere=True),
     _get("/api/group-members/{vhost}", MANAGEMENT, groups.all_members, everywhere=True),
-    _post("/api/groups/{vhost}/{name}/reset", MANAGEMENT, groups.reset),
+    _post("/api/groups/{vhost}/{name}/reset", MANAGEMENT, groups.reset, everywhere=True),
     _get("/api/exchanges", MANAGEMENT, exchanges.exchanges, everywhere=True, columns=exchanges.COLUMNS),
     _get(
         "/api/exchanges/{vhost}", MANAGEMENT, exchanges.exchanges, everywhere=True, columns=exchanges.COLUMNS

@@ -339,7 +339,7 @@ class Api:
             user,
             question.parts,
             question.query,
-            b"",
+            question.body.encode(),
             self._slices,
             self._filter_ms,
             {REASON_HEADER: question.reason},

@@ -29,7 +29,7 @@ from tests.amqp_server.cluster.test_simulation_scenes import Scene
 
 pytestmark = pytest.mark.usefixtures("hand")
 
-MEMBERS = ("a", "b", "c")
+MEMBERS: tuple[str, ...] = ("a", "b", "c")
 
 
 class Accepted:
@@ -58,6 +58,8 @@ TIMEOUT_MS = 5_000
 
 
 class GroupScene(Scene):
+    stream_members = MEMBERS
+
     def __init__(self, **more: int) -> None:
         super().__init__()
         self.declare_as("s", **{"x-queue-type": "stream"})
@@ -78,7 +80,7 @@ class GroupScene(Scene):
             False,
             encoded(arguments),
             type=arguments["x-queue-type"],
-            members=MEMBERS,
+            members=self.stream_members if name == "s" else MEMBERS,
             leader="a",
         )
         self.propose("a", DeclareQueue(record))
@@ -132,6 +134,12 @@ class GroupScene(Scene):
         return self.nodes[node].run(reset())
 
 
+class SceneWithStreamElsewhere(GroupScene):
+    """One member of the group has no copy of the stream."""
+
+    stream_members = ("a", "b")
+
+
 @pytest.mark.parametrize(("to", "offset"), [("next", 20), ("15", 15)])
 def test_a_reset_at_a_node_that_is_behind_goes_by_the_end_of_the_stream(
     to: str, offset: int, monkeypatch: pytest.MonkeyPatch
@@ -153,6 +161,29 @@ def test_a_reset_at_a_node_that_is_behind_goes_by_the_end_of_the_stream(
     for name in MEMBERS:
         (partition,) = scene.host(name, "g").replica.group.partitions.values()
         assert partition.cursor == offset
+
+
+@pytest.mark.parametrize(
+    ("to", "offset"), [("first", 0), ("next", 20), ("last", 0), ("15", 15), ("99", 20), ("-1h", 0)]
+)
+def test_a_member_of_the_group_that_has_no_copy_of_the_stream_resets_it(
+    to: str, offset: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(answers, "trio", waiting)
+    scene, told = SceneWithStreamElsewhere(), list[dict[str, Any]]()
+    scene.append(20)
+    task = scene.reset("c", to, told)
+    scene.wait(lambda: task.done)
+    assert task.error is None
+    assert told == [{"stream": "s", "from": 0, "to": offset}]
+
+
+def test_a_member_of_the_group_that_has_no_copy_of_the_stream_purges_it() -> None:
+    scene, purged = SceneWithStreamElsewhere(), list[Any]()
+    scene.append(20)
+    scene.nodes["c"].turn.run(scene.host("c", "g").purge, purged.append)
+    scene.wait(lambda: bool(purged))
+    assert purged == [20]
 
 
 def test_a_reset_says_so_if_nobody_knows_the_end_of_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:

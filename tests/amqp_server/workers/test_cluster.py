@@ -127,6 +127,54 @@ def test_each_queue_is_used_from_all_nodes(cluster: MqdCluster, kind: str) -> No
             ]
 
 
+def test_groups_of_all_workers_are_told_and_reset(cluster: MqdCluster) -> None:
+    partitions = 4
+    with client(cluster, "n1") as channel:
+        channel.exchange_declare(
+            "parts", "x-super-stream", durable=True, arguments={"x-partitions": partitions}
+        )
+        for number in range(20):
+            channel.basic_publish("parts", f"{number}", b"x", DURABLE, mandatory=True)
+        arguments = {"x-queue-type": "stream-group", "x-stream": "parts", "x-stream-offset": "first"}
+        for number in range(4):
+            channel.queue_declare(f"group{number}", durable=True, arguments=arguments)
+        # They are at different workers of a machine, and none of these has all partitions.
+        placed = {tuple(sorted(nodes)) for name, nodes in members(cluster, "n1").items() if "group" in name}
+        assert len(placed) > 1, placed
+        for number, name in zip(range(4), (*NODES, "n1"), strict=True):
+            for to, lag in (("next", 0), ("first", 20)):
+                cluster.mqctl(name, "reset_group", f"group{number}", "--to", to)
+                until(
+                    "all nodes know it",
+                    lambda number=number, lag=lag: (
+                        {
+                            (row["messages"], row["partitions"], row["state"])
+                            for node in NODES
+                            for row in cluster._api("GET", node, "/api/groups")
+                            if row["name"] == f"group{number}"
+                        }
+                        == {(lag, partitions, "running")}
+                    ),
+                )
+            told = cluster._api("GET", name, f"/api/groups/%2F/group{number}")
+            assert [each["stream"] for each in told["partition_details"]] == [
+                f"parts-{each}" for each in range(partitions)
+            ]
+        channel.basic_consume("group1", lambda *told: None)
+        until(
+            "it has a member",
+            lambda: (
+                {
+                    row["members"]
+                    for node in NODES
+                    for row in cluster._api("GET", node, "/api/groups")
+                    if row["name"] == "group1"
+                }
+                == {1}
+            ),
+        )
+
+
 def test_a_drained_node_leads_nothing(cluster: MqdCluster) -> None:
     with client(cluster, "n1") as channel:
         for number in range(4):
