@@ -110,7 +110,8 @@ class Place:
 
 
 class Ages:
-    """Ages of the oldest unacked messages of groups, for one request.
+    """Ages of the oldest unacked messages of groups, for one request, and the ends of partitions of which
+    this node has no copy: members tell them.
 
     Threads look up the times of messages in segments: for many groups together, and once for groups at the
     same offset of a stream. A request waits ANSWER_S for the threads, for any number of groups.
@@ -121,33 +122,44 @@ class Ages:
         self._ends = trio.current_time() + ANSWER_S
         #: Times by stream and offset, None while a time is not known.
         self._times: dict[tuple[StreamHost, int], int | None] = {}
+        self._asked: set[StreamRemoteHost] = set()
         #: The partitions of each group, and the offset that was looked up for each.
         self._found: dict[Queue, list[tuple[Place, tuple[StreamHost, int] | None]]] = {}
 
     async def look_up(self, queues: Sequence[Queue]) -> None:
-        """Look up the times that `of` needs for these groups."""
+        """Look up the times that `of` needs for these groups, and the ends of partitions."""
         wanted: list[tuple[StreamHost, int]] = []
+        elsewhere: list[StreamRemoteHost] = []
         for queue in queues:
             found = self._found[queue] = [(place, place.oldest) for place in _places(queue.host)]
-            for _, at in found:
+            for place, at in found:
                 if at is not None and at not in self._times:
                     self._times[at] = None
                     wanted.append(at)
+                if isinstance(place.host, StreamRemoteHost) and place.host not in self._asked:
+                    self._asked.add(place.host)
+                    elsewhere.append(place.host)
         looked_up = trio.Event()
-        left = len(wanted)
+        left = len(wanted) + len(elsewhere)
 
-        def told(at: tuple[StreamHost, int], time_ms: int | None) -> None:
+        def answered() -> None:
             nonlocal left
-            self._times[at] = time_ms
             left -= 1
             if not left:
                 looked_up.set()
 
+        def told(at: tuple[StreamHost, int], time_ms: int | None) -> None:
+            self._times[at] = time_ms
+            answered()
+
         def ask() -> None:
             for host, offset in wanted:
                 host.time_of(offset, partial(told, (host, offset)))
+            for remote in elsewhere:
+                # The host notes what it is told.
+                remote.offsets(lambda _: answered())
 
-        if wanted:
+        if left:
             self._broker.turn.run(ask)
             with trio.move_on_at(self._ends):
                 await looked_up.wait()
