@@ -50,8 +50,10 @@ class Draining:
 
     def take(self, drained: bool) -> None:
         """Drain or revive this process only."""
-        if drained is not self.drained:
-            self._begin() if drained else self._end()
+        if drained and not self.drained:
+            self._begin()
+        elif self.drained and not drained:
+            self._end()
 
     def _begin(self) -> None:
         logger.warning("draining this node: leaders and connections go to other nodes until mqctl revive")

@@ -167,13 +167,11 @@ class Administration:
         """Return the number of replicated queues that have a member among these."""
         return sum(any(member in workers for member in queue.members) for queue in self._quorum_queues())
 
-    def other_worker_with(self, vhost: str, name: str) -> str:
-        """Return the other worker of this node that has a queue, or is a member of it; empty: none has."""
-        for queue in list(self._cluster.hosts.queues.values()):
-            if (queue.vhost.name, queue.name) == (vhost, name):
-                places = queue.members or (queue.node,)
-                return next((worker for worker in self.other_workers() if worker in places), "")
-        return ""
+    def other_workers_with(self, vhost: str, name: str) -> list[str]:
+        """Return the other worker of this node that has a queue, or is a member of it, if there is one."""
+        queue = self._cluster.queue(vhost, name)
+        places = () if queue is None else queue.members or (queue.node,)
+        return [worker for worker in self.other_workers() if worker in places]
 
     def online(self, members: Iterable[str]) -> list[str]:
         """Return those of a queue's members that are up."""
@@ -476,10 +474,10 @@ class Administration:
         return [queue for queue in list(self._cluster.hosts.queues.values()) if queue.members]
 
     def _queue(self, vhost: str, name: str) -> Queue:
-        for queue in self._quorum_queues():
-            if (queue.vhost.name, queue.name) == (vhost, name):
-                return queue
-        raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
+        queue = self._cluster.queue(vhost, name)
+        if queue is None or not queue.members:
+            raise NotFound(f"no quorum queue '{name}' in vhost '{vhost}'")
+        return queue
 
     def _require_node(self, name: str) -> None:
         if name not in self._cluster.roster.nodes:

@@ -12,6 +12,7 @@ import trio
 
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.declared.operations import NodeDown
+from amqp_server.broker.topology.queue import Queue
 from amqp_server.broker.topology.replication import Done, Result
 from amqp_server.cluster import direct_replies
 from amqp_server.cluster.administration import Administration
@@ -168,6 +169,11 @@ class ClusterNode:
     def founded(self) -> Founded | None:
         """This node's note about its cluster."""
         return self._founding.founded
+
+    def queue(self, vhost: str, name: str) -> Queue | None:
+        """Return a queue that is declared, of any type and at any place."""
+        found = self._broker.vhosts.get(vhost)
+        return None if found is None else found.queues.get(name)
 
     def _alarm_changed(self) -> None:
         self.replicas.disk_full("disk" in self._broker.alarms.names())

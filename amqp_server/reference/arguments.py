@@ -8,6 +8,7 @@ from collections.abc import Collection
 
 from amqp_server.broker.declared.argument_table import ROWS, Argument
 from amqp_server.broker.declared.exchange_arguments import ROWS as EXCHANGE_ROWS
+from amqp_server.broker.declared.exchange_arguments import ExchangeArgument
 from amqp_server.broker.declared.policy import EXCHANGE_KEYS, KEYS, QUEUES, Key
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.reference.markdown import cell, code, head, prose, table
@@ -132,7 +133,7 @@ def page() -> str:
         "*yes*: the argument has an effect, or is checked; *406*: a declare with it is refused; *ignored*: it has no effect on this type.",
     )
     rows = (
-        [code(row.name), *(taken(row, each) for each in QUEUE_TYPES), cell(row.values_text), cell(row.text)]
+        [code(row.name), *(taken(row, each) for each in QUEUE_TYPES), cell(values_of(row)), cell(row.text)]
         for row in ROWS
     )
     lines += table(["argument", *QUEUE_TYPES, "values", ""], rows)
@@ -157,7 +158,7 @@ def page() -> str:
     lines += table(
         header,
         (
-            [code(row.name), cell(_all_of(row.types)), cell(row.values_text), cell(row.text)]
+            [code(row.name), cell(_codes(row.types) or "all"), cell(values_of(row)), cell(row.text)]
             for row in EXCHANGE_ROWS
         ),
     )
@@ -195,8 +196,12 @@ def _policy_row(name: str, key: Key, argument: str) -> list[str]:
     ]
 
 
-def _all_of(types: Collection[str]) -> str:
-    return ", ".join(code(each) for each in types) or "all"
+def values_of(row: Argument | ExchangeArgument) -> str:
+    return row.values if isinstance(row.values, str) else _codes(row.values)
+
+
+def _codes(names: Collection[str]) -> str:
+    return ", ".join(map(code, names))
 
 
 def _check() -> None:

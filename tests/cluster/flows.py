@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -86,8 +87,8 @@ def kinds(prefix: str) -> dict[str, Kind]:
         "message groups": Kind(
             {"q": QUORUM | {"x-message-groups": True}}, ("q",), ("q",), headers={"x-group-id": "a"}, consumers=2
         ),
-        "delayed": Kind({"q": QUORUM}, ("q",), ("q",), headers={"x-delay": 700}, ordered=False),
-        "delayed classic": Kind({"q": {}}, ("q",), ("q",), headers={"x-delay": 700}, ordered=False),
+        "delayed": Kind({"q": QUORUM | {"x-delayed": True}}, ("q",), ("q",), headers={"x-delay": 700}, ordered=False),
+        "delayed classic": Kind({"q": {"x-delayed": True}}, ("q",), ("q",), headers={"x-delay": 700}, ordered=False),
         "transaction": Kind({"a": QUORUM, "b": QUORUM}, ("a", "b"), ("a", "b"), transactional=True),
         "mixed transaction": Kind({"a": QUORUM, "b": {}, "c": STREAM}, ("a", "b", "c"), ("a", "b"), transactional=True),
         "exclusive": Kind({"q": {}}, ("q",), ("q",), flags=("exclusive",)),
@@ -129,6 +130,8 @@ class Flow:
         self._number = 0
         #: Numbers of messages, each with the node it was published at.
         self.sent: dict[int, str] = {}
+        #: When they were published, s.
+        self._sent_s: dict[int, float] = {}
         self.confirmed: set[int] = set()
         #: Those whose outcome is not known: they may come later, or not at all.
         self.doubted: set[int] = set()
@@ -241,6 +244,7 @@ class Flow:
             for _ in range(count):
                 self._number += 1
                 self.sent[self._number] = node
+                self._sent_s[self._number] = time.monotonic()
                 try:
                     self._publish_one(channel, self._number)
                 except pika.exceptions.NackError:
@@ -342,6 +346,8 @@ class Flow:
                 self._first[place].add(number)
             if number not in self.sent:
                 self._judge.fail(f"{self.name}: {number} came and was never published")
+            elif time.monotonic() - self._sent_s[number] < self.kind.headers.get("x-delay", 0) / 1000:
+                self._judge.fail(f"{self.name}: {number} came before its time")
             if place in self.arrived:
                 self.arrived[place].add(number)
 

@@ -186,22 +186,27 @@ class MqdCluster(Cluster):
     # -- management ------------------------------------------------------------------------------------------
 
     def _api(self, method: str, name: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        node = self._nodes[name]
-        if not node.running or name in self._frozen:
+        if not self._nodes[name].running or name in self._frozen:
             raise ApiFailed(f"{name} is not up")
-        connection = http.client.HTTPConnection(HOST, node.http, timeout=API_MAX_S)
+        status, text = self.ask(method, name, path, body)
+        if status >= 300:
+            raise ApiFailed(f"{name}: {path}: {status} {text[:500]!r}")
+        return json.loads(text) if text else None
+
+    def ask(
+        self, method: str, name: str, path: str, body: Any = None, max_s: float = API_MAX_S
+    ) -> tuple[int, bytes]:
+        """Return the status and the text of an answer. Raises ApiFailed if there is none."""
+        connection = http.client.HTTPConnection(HOST, self._nodes[name].http, timeout=max_s)
         headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
         try:
             connection.request(method, path, json.dumps(body) if body is not None else None, headers)
             answer = connection.getresponse()
-            text = answer.read()
+            return answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:
             raise ApiFailed(f"{name}: {path}: {error}") from error
         finally:
             connection.close()
-        if answer.status >= 300:
-            raise ApiFailed(f"{name}: {path}: {answer.status} {text[:500]!r}")
-        return json.loads(text) if text else None
 
     def is_ready(self, name: str) -> bool | None:
         try:

@@ -7,9 +7,6 @@ it is idle: an idle group, or a client that waits, gets nothing more by accident
 from __future__ import annotations
 
 import argparse
-import base64
-import http.client
-import json
 import os
 import signal
 import sys
@@ -44,7 +41,6 @@ TOLD_S = 2.0
 TOLD_CHARS = 600
 DECLARED = 3
 LEASE_MS = 2_500
-_LOGIN = "Basic " + base64.b64encode(b"guest:guest").decode()
 
 
 class Request:
@@ -100,17 +96,10 @@ class StallStorm:
     # -- requests --------------------------------------------------------------------------------------------
 
     def http(self, method: str, node: str, path: str, body: Any = None) -> int:
-        headers = {"Authorization": _LOGIN, "Content-Type": "application/json"}
-        connection = http.client.HTTPConnection(HOST, self.cluster._nodes[node].http, timeout=ANSWER_MAX_S)
-        try:
-            connection.request(method, path, None if body is None else json.dumps(body), headers)
-            answer = connection.getresponse()
-            text = answer.read()
-        finally:
-            connection.close()
-        if answer.status >= 400 and answer.status != 404:
-            raise AssertionError(f"{method} {path}: {answer.status} {text!r}")
-        return answer.status
+        status, text = self.cluster.ask(method, node, path, body, ANSWER_MAX_S)
+        if status >= 400 and status != 404:
+            raise AssertionError(f"{method} {path}: {status} {text!r}")
+        return status
 
     def amqp(self, node: str, do: Callable[[Any], object]) -> None:
         where = pika.ConnectionParameters(

@@ -79,10 +79,6 @@ class Argument:
         return "number" if isinstance(self.example, int) else "text"
 
     @property
-    def values_text(self) -> str:
-        return self.values if isinstance(self.values, str) else ", ".join(map("`{}`".format, self.values))
-
-    @property
     def policy_key(self) -> str:
         assert self.policy is not None
         return self.policy.name or self.name.removeprefix("x-")

@@ -18,10 +18,6 @@ class ExchangeArgument(NamedTuple):
     #: What it does, in Markdown.
     text: str
 
-    @property
-    def values_text(self) -> str:
-        return self.values if isinstance(self.values, str) else ", ".join(map("`{}`".format, self.values))
-
 
 ROWS = (
     ExchangeArgument("alternate-exchange", (), "text", "name", "exchange for messages that match no binding"),

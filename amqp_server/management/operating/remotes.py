@@ -45,21 +45,10 @@ async def _found(call: Call) -> dict[str, list[Found]]:
         raise Refusal(503, "unavailable", str(error)) from None
 
 
-async def _of_workers(call: Call) -> list[Row]:
-    """Return the answers of the other workers of this node. Raises Refusal if one does not answer: without
-    it, the objects of its streams would seem to belong to no stream.
-    """
-    answers = await ask_workers(call)
-    for refusal in answers.refusals.values():
-        raise refusal
-    for name in answers.missing:
-        raise Refusal(503, "unavailable", f"worker {name} of this node does not answer: try again later")
-    return list(answers.bodies.values())
-
-
 async def check(call: Call) -> Any:
     """What the stores have: objects without a manifest, and the other way round."""
-    of_workers = await _of_workers(call)
+    # Without the answer of a worker, the objects of its streams would seem to belong to no stream.
+    of_workers = (await ask_workers(call)).complete()
     found = await _found(call)
     # The manifests afterwards: what they had before they may have deleted since.
     rows: list[Row] = []
@@ -96,7 +85,7 @@ async def check(call: Call) -> Any:
 
 async def delete_orphans(call: Call) -> Any:
     """Delete objects that the manifests of streams that this node uploads will never have."""
-    deleted = sum(told["deleted"] for told in await _of_workers(call))
+    deleted = sum(told["deleted"] for told in (await ask_workers(call)).complete())
     found = await _found(call)
     doomed: list[tuple[Objects, list[str]]] = []
     for host in _hosts(call):

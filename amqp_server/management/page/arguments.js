@@ -134,6 +134,4 @@ export class ApplyingPolicies {
     const names = [policy && `policy ${policy}`, operators && `operator policy ${operators}`].filter(Boolean);
     return names.length ? `What would apply: ${names.join(" and ")} (${table(definition)}).` : "No policy would apply.";
   }
-
-  value() {}
 }

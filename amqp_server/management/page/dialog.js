@@ -38,14 +38,15 @@ export function ask(title, text, label, no = "Cancel") {
 
 /**
  * fields: {name, label, type, value, options, help, required, rows}, of the types text, password, number, checkbox,
- * select, textarea and json. A field may have `made` in place of a type: its own element, the function `value`, and
- * `attach`, which gets the elements of all fields by name. `action` gets the values by name; what it throws is shown,
+ * select, textarea and json. A field may have `made` in place of a type: its own element, `attach`, which gets the
+ * elements of all fields by name, and, unless it only says something, the function `value`. `action` gets the values by name; what it throws is shown,
  * and the form stays.
  */
 export function form(title, fields, label, action) {
   const refusal = h("p", {class: "refusal", role: "alert"});
   const inputs = new Map(fields.map((field) => [field.name, field.made?.element ?? input(field)]));
   for (const field of fields) field.made?.attach?.(inputs);
+  const asking = fields.filter((field) => !field.made || field.made.value);
   const submit = h("button", {class: "primary"}, label);
   const element = h(
     "form",
@@ -56,7 +57,7 @@ export function form(title, fields, label, action) {
         submit.disabled = true;
         try {
           const values = {};
-          for (const field of fields) values[field.name] = valueOf(field, inputs.get(field.name));
+          for (const field of asking) values[field.name] = valueOf(field, inputs.get(field.name));
           await action(values);
           dialog.close();
         } catch (error) {

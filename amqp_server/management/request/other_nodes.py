@@ -46,6 +46,14 @@ class Answers:
     def all_rows(self) -> list[Row]:
         return [row for rows in self.rows.values() for row in rows]
 
+    def complete(self) -> list[Any]:
+        """Return the bodies. Raises Refusal if a node has refused, or does not answer."""
+        for refusal in self.refusals.values():
+            raise refusal
+        for name in self.missing:
+            raise Refusal(503, "unavailable", f"node {name} does not answer")
+        return list(self.bodies.values())
+
 
 class Instead(NamedTuple):
     """A request (GET) that the other nodes get, with the parts of this call's path, instead of its own."""

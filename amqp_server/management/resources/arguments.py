@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
-from amqp_server.broker.declared.argument_table import ROWS
+from amqp_server.broker.declared.argument_table import ROWS, Argument
 from amqp_server.broker.declared.exchange_arguments import ROWS as EXCHANGE_ROWS
+from amqp_server.broker.declared.exchange_arguments import ExchangeArgument
 from amqp_server.broker.declared.policy import APPLIES, EXCHANGE, EXCHANGE_KEYS, KEYS, QUEUES
 from amqp_server.management.request.call import Call
 
 _LINK = re.compile(r"\[([^]]*)\]\([^)]*\)")
 
 
-def _field(
-    name: str, types: Sequence[str], kind: str, values: str | tuple[str, ...], text: str
-) -> dict[str, Any]:
-    """Describe one field: the types of queues or exchanges that it is for, what it asks for (`boolean`,
-    `number`, `choice` or `text`), its values, and what it does.
+def _field(name: str, types: Iterable[str], row: Argument | ExchangeArgument) -> dict[str, Any]:
+    """Describe a field of a form: the types of queues or exchanges that it is for, what it asks for
+    (`boolean`, `number`, `choice` or `text`), its values, and what it does.
     """
-    choices = values if isinstance(values, tuple) else ()
-    hint = "" if choices or kind == "boolean" else _plain(str(values))
+    choices = row.values if isinstance(row.values, tuple) else ()
     return {
         "name": name,
         "types": list(types),
-        "kind": kind,
+        "kind": row.kind,
         "choices": list(choices),
-        "values": hint,
-        "text": _plain(text),
+        "values": "" if choices or row.kind == "boolean" else _plain(str(row.values)),
+        "text": _plain(row.text),
     }
 
 
@@ -37,27 +35,22 @@ def _plain(markdown: str) -> str:
 
 
 def _policy_fields() -> list[dict[str, Any]]:
-    found = [
-        _field(
-            row.policy_key, sorted(QUEUES - KEYS[row.policy_key].unsupported), row.kind, row.values, row.text
-        )
-        for row in ROWS
-        if row.policy is not None
+    rows: dict[str, tuple[Iterable[str], Argument | ExchangeArgument]] = {
+        row.name: ([EXCHANGE], row) for row in EXCHANGE_ROWS if row.name in EXCHANGE_KEYS
+    }
+    for row in ROWS:
+        if row.policy is not None:
+            rows[row.policy_key] = sorted(QUEUES - KEYS[row.policy_key].unsupported), row
+    return [
+        _field(key, types, row) | {"operators": bool(KEYS[key].operators)}
+        for key, (types, row) in rows.items()
     ]
-    found += [
-        _field(row.name, [EXCHANGE], row.kind, row.values, row.text)
-        for row in EXCHANGE_ROWS
-        if row.name in EXCHANGE_KEYS
-    ]
-    for field in found:
-        field["operators"] = bool(KEYS[field["name"]].operators)
-    return found
 
 
 async def arguments(call: Call) -> dict[str, Any]:
     return {
-        "queues": [_field(row.name, [*row.types], row.kind, row.values, row.text) for row in ROWS],
-        "exchanges": [_field(row.name, row.types, row.kind, row.values, row.text) for row in EXCHANGE_ROWS],
+        "queues": [_field(row.name, row.types, row) for row in ROWS],
+        "exchanges": [_field(row.name, row.types, row) for row in EXCHANGE_ROWS],
         "policies": _policy_fields(),
         "apply-to": {name: sorted(kinds) for name, kinds in APPLIES.items()},
     }

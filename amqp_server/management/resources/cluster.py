@@ -55,8 +55,8 @@ async def queues(call: Call) -> Any:
 
 async def _ask_member(call: Call, vhost: str) -> Answers:
     """Ask the other worker of this node that is a member of a queue, if there is one."""
-    member = _cluster(call).other_worker_with(vhost, call.path["name"])
-    return await ask_others(call, [member] if member else [], passed_on=("digest",))
+    workers = _cluster(call).other_workers_with(vhost, call.path["name"])
+    return await ask_others(call, workers, passed_on=("digest",))
 
 
 async def queue(call: Call) -> Any:
@@ -174,14 +174,7 @@ async def transfer_leader(call: Call) -> Answer:
 
 async def accept_loss(call: Call) -> Any:
     vhost = call.own_vhost()
-    answers = await _ask_member(call, vhost)
-    for refusal in answers.refusals.values():
-        raise refusal
-    for name in answers.missing:
-        raise Unavailable(
-            f"{name}, the worker of this node that has the queue, does not answer: try again later"
-        )
-    for body in answers.bodies.values():
+    for body in (await _ask_member(call, vhost)).complete():
         return body
     given_up = await _cluster(call).accept_loss(vhost, call.path["name"])
     return {"entries": given_up.entries, "members": list(given_up.members)}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from amqp_server.management.request.answer import NO_CONTENT, Answer, Refusal
+from amqp_server.management.request.answer import NO_CONTENT, Answer
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_whole_node
 
@@ -60,6 +60,4 @@ async def _asked(call: Call) -> tuple[bool, list[list[Row]]]:
     is no such node, or if one of its processes does not answer.
     """
     here, answers = await ask_whole_node(call, call.path["node"])
-    for name in answers.missing:
-        raise Refusal(503, "unavailable", f"node {name} does not answer")
-    return here, list(answers.bodies.values())
+    return here, answers.complete()

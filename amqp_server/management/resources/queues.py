@@ -570,8 +570,8 @@ async def explain(call: Call) -> Any:
     """
     parts, vhost = call.parts, call.vhost()
     cluster = parts.administration
-    worker = "" if cluster is None else cluster.other_worker_with(vhost, call.path["name"])
-    for body in (await ask_others(call, [worker] if worker else [], passed_on=())).bodies.values():
+    workers = [] if cluster is None else cluster.other_workers_with(vhost, call.path["name"])
+    for body in (await ask_others(call, workers, passed_on=())).bodies.values():
         return body
     await catch_up(parts.broker)
     found = queue_of(call, vhost)

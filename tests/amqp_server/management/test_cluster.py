@@ -57,8 +57,8 @@ class FakeCluster:
     def workers_of(self, node: str) -> list[str]:
         return [node] if node == "n1" else []
 
-    def other_worker_with(self, vhost: str, name: str) -> str:
-        return ""
+    def other_workers_with(self, vhost: str, name: str) -> list[str]:
+        return []
 
     def online(self, members: Iterable[str]) -> list[str]:
         return []

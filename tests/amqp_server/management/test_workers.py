@@ -51,8 +51,8 @@ class Member:
     def queues_on(self, workers: Iterable[str]) -> int:
         return sum(self.all[name].queues for name in workers)
 
-    def other_worker_with(self, vhost: str, name: str) -> str:
-        return SECOND if self.own == FIRST else ""
+    def other_workers_with(self, vhost: str, name: str) -> list[str]:
+        return [SECOND] if self.own == FIRST else []
 
     def online(self, members: Iterable[str]) -> list[str]:
         return [name for name in members if name in self.up]

@@ -55,7 +55,7 @@ function add({queues, exchanges}) {
     {name: "applying", made: new ApplyingPolicies(() => "exchange")},
     {name: "arguments", made: new ArgumentFields("Arguments", "type", rows)},
   ];
-  form("Declare an exchange", fields, "Declare", async ({vhost, name, applying, ...body}) => {
+  form("Declare an exchange", fields, "Declare", async ({vhost, name, ...body}) => {
     await put(["exchanges", vhost, exchangePart(name)], body);
     go(["exchange", vhost, name]);
   });
