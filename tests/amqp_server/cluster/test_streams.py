@@ -705,9 +705,15 @@ def test_a_node_that_stood_alone_brings_its_streams(empty: Ring) -> None:
         alone.kill()
     empty.start(*NAMES)
     with empty.channel("n3") as channel:
+        channel.confirm_delivery()
         for key, body, headers in orders:
             channel.basic_publish("orders", key, body, pika.BasicProperties(headers=headers))
-    counts = [row(empty, "n2", f"orders-{number}")["next_offset"] for number in range(2)]
+    partitions = [f"orders-{number}" for number in range(2)]
+    for partition in partitions:
+        # Members and leaders come one after another.
+        wait_until("all keep it", lambda name=partition: len(empty.queue("n1", name)["placed"]) == 3)
+        stored(empty, partition)
+    counts = [empty.queue("n2", partition)["next_offset"] for partition in partitions]
     assert sum(counts) == 20 and all(counts)
     with empty.channel("n2") as channel:
         publish(channel, "brought", *numbers(300, 320))
