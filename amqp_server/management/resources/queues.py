@@ -364,6 +364,7 @@ async def count_messages(call: Call, vhosts: Iterable[str], *, own: bool = False
         if perf_counter() >= slices.ends:
             await slices.rest()
         if own and home_of(parts, queue) != parts.config.node:
+            counts.consumers += _readers(queue)
             continue
         counts.queues += 1
         counts.consumers += queue.host.consumer_count
@@ -455,16 +456,13 @@ class Everywhere:
             return own
         column, value_of = COLUMNS.columns.get(path[0]), reader(path)
         parts, missing = self._call.parts, self._call.missing if path == ["state"] else ()
-        if column is not None and column.merge is _ADDED:
 
-            def added(queue: Queue) -> Any:
-                here, there = own(queue), told.get((queue.vhost.name, queue.name))
-                if not there:
-                    return here
-                found = [value for value in (here, *map(value_of, there)) if value is not None]
-                return merged({"": value} for value in found).get("")
-
-            return added
+        def added(queue: Queue) -> Any:
+            here, there = own(queue), told.get((queue.vhost.name, queue.name))
+            if not there:
+                return here
+            found = [value for value in (here, *map(value_of, there)) if value is not None]
+            return merged({"": value} for value in found).get("")
 
         def of_home(queue: Queue) -> Any:
             for row in told.get((queue.vhost.name, queue.name), ()):
@@ -473,6 +471,10 @@ class Everywhere:
                     return value
             return "down" if missing and is_lost(parts, queue, missing) else own(queue)
 
+        if column is not None and column.merge is _ADDED:
+            return added
+        if path == ["consumers"]:
+            return lambda queue: added(queue) if queue.type is STREAM else of_home(queue)
         return of_home
 
 
@@ -497,7 +499,26 @@ def joined(call: Call, queue: Queue, told: Sequence[Row], whole: Callable[[Queue
             stats.append(own)
         if stats:
             row["message_stats"] = merged(stats)
+        if queue.type is STREAM:
+            # A whole row has those of its own node.
+            row["consumers"] += 0 if home is None else _readers(queue)
+            row["consumers"] += sum(each.get("consumers", 0) for each in told if "state" not in each)
     return row
+
+
+def _readers(queue: Queue) -> int:
+    """Return how many consumers of a stream this node serves; other queues count the consumers of all nodes."""
+    return queue.host.consumer_count if queue.type is STREAM else 0
+
+
+def _own_part(stats: Stats, queue: Queue) -> Row:
+    """Return what this node adds to the row of a queue: the counts of its own clients."""
+    part: Row = {}
+    if (told := stats.message_stats_of(queue)) is not None:
+        part["message_stats"] = told
+    if readers := _readers(queue):
+        part["consumers"] = readers
+    return part
 
 
 def of_this_node(call: Call, reads: QueueReads, vhosts: Sequence[str]) -> Iterator[Row | None]:
@@ -516,11 +537,14 @@ def of_this_node(call: Call, reads: QueueReads, vhosts: Sequence[str]) -> Iterat
             continue
         if column is None:
             # Most queues are used by clients of one node.
-            used = queue.published or queue.traffic is not None
-            value = stats.message_stats_of(queue) if used else None
+            used = queue.published or queue.traffic is not None or queue.type is STREAM
+            added = _own_part(stats, queue) if used else None
+        elif path == ["consumers"] and not here:
+            added = {path[0]: readers} if (readers := _readers(queue)) else None
         else:
             value = column(queue) if here or path[0] == "message_stats" else None
-        yield None if value is None else {"vhost": queue.vhost.name, "name": queue.name} | nested(path, value)
+            added = None if value is None else nested(path, value)
+        yield {"vhost": queue.vhost.name, "name": queue.name} | added if added else None
 
 
 def _named(broker: Broker, vhosts: Sequence[str], rows: Iterable[tuple[str, str]]) -> Iterator[Queue]:
@@ -549,7 +573,7 @@ async def queue(call: Call) -> Any:
     if call.local:
         # For a queue of another node, the row has only what this node knows.
         if home_of(parts, found) != parts.config.node:
-            row = {name: row[name] for name in ("vhost", "name", "message_stats") if name in row}
+            row = {"vhost": vhost, "name": found.name} | _own_part(call.stats, found)
         return row | {"consumer_details": here}
     there = [each for body in told for each in body.get("consumer_details", ())]
     named = {each["channel_details"]["node"] for each in (*here, *there)}

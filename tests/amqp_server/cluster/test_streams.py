@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -656,6 +656,28 @@ def test_a_time_that_no_clock_shows_is_behind_the_end(ring: Ring) -> None:
         wait_until(f"they have begun at {name}", begun, state=ring.logs)
         peer.close()
         assert ring.mqctl(name, "-q", "list_failed") == ""
+
+
+def test_readers_are_counted_by_the_nodes_that_serve_them(ring: Ring) -> None:
+    declare(ring, "read")
+    with ring.channel("n1") as plain, ExitStack() as stack:
+        plain.queue_declare("not read", durable=True)
+        plain.basic_consume("not read", lambda *_: None)
+        for name in ("n1", "n2", "n2"):
+            channel = stack.enter_context(ring.channel(name))
+            channel.basic_qos(prefetch_count=10)
+            channel.basic_consume("read", lambda *_: None)
+
+        def told(at: str) -> set[int]:
+            page = ring.get(at, "/api/queues?page=1&name=read&sort=consumers&sort_reverse=true")["items"]
+            assert len(page) == 2 and page[0]["consumers"] >= page[1]["consumers"]
+            rows = [*ring.get(at, "/api/queues"), *page, row(ring, at, "read")]
+            return {each["consumers"] for each in rows if each["name"] == "read"}
+
+        for at in NAMES:
+            wait_until("each node counts its own", lambda at=at: told(at) == {3})
+        total = ring.get("n3", "/api/overview")["object_totals"]["consumers"]
+        assert total == sum(each["consumers"] for each in ring.get("n3", "/api/queues"))
 
 
 def test_what_streams_do_not_have_is_refused(ring: Ring) -> None:
