@@ -507,7 +507,7 @@ def joined(call: Call, queue: Queue, told: Sequence[Row], whole: Callable[[Queue
 
 
 def _readers(queue: Queue) -> int:
-    """Return how many consumers of a stream this node serves; other queues count the consumers of all nodes."""
+    """Return how many consumers of a stream this node serves. Other queues count those of all nodes."""
     return queue.host.consumer_count if queue.type is STREAM else 0
 
 
