@@ -1,4 +1,4 @@
-"""python -m benchmarks: mqd and RabbitMQ side by side, or two builds of mqd."""
+"""python -m benchmarks: mqd and RabbitMQ side by side, mqd and Kafka, or two builds of mqd."""
 
 from __future__ import annotations
 
@@ -16,10 +16,11 @@ from .brokers import BROKERS, Before, Broker, BrokerFailed, Mqd, RabbitMQ, name_
 from .ceiling import Ceiling, ceilings
 from .clusters import CLUSTERS, RabbitMQCluster
 from .installation import HERE, Installation
+from .kafka import Kafka
 from .plot import write_plot
 from .pump import Pace
 from .rounds import Outcomes, take_turns
-from .scenarios import SCENARIOS
+from .scenarios import KAFKA_SCENARIOS, SCENARIOS
 from .scenarios.scenario import Scenario
 
 FULL, QUICK = Pace(warm_s=0.7, run_s=3.0), Pace(warm_s=0.4, run_s=1.0, share=0.05)
@@ -27,7 +28,7 @@ FULL, QUICK = Pace(warm_s=0.7, run_s=3.0), Pace(warm_s=0.4, run_s=1.0, share=0.0
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    names = [scenario.name for scenario in SCENARIOS]
+    names = [scenario.name for scenario in (*SCENARIOS, *KAFKA_SCENARIOS)]
     parser.add_argument(
         "--quick", action="store_true", help="a subset, one short round each, under two minutes"
     )
@@ -36,7 +37,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results"), help="for the JSON and the plot"
     )
-    parser.add_argument("--brokers", default="mqd,rabbitmq", help="comma separated (%(default)s)")
+    parser.add_argument(
+        "--brokers",
+        default="mqd,rabbitmq",
+        help="comma separated (%(default)s); mqd,kafka has scenarios of its own",
+    )
     parser.add_argument(
         "--before", type=Path, metavar="BIN", help="another build's programs, to compare with, not RabbitMQ"
     )
@@ -53,10 +58,11 @@ def arguments() -> argparse.Namespace:
 
 
 def chosen(options: argparse.Namespace) -> Sequence[Scenario]:
+    scenarios = KAFKA_SCENARIOS if Kafka.name in options.brokers.split(",") else SCENARIOS
     if options.only:
-        return [scenario for scenario in SCENARIOS if scenario.name in options.only]
+        return [scenario for scenario in scenarios if scenario.name in options.only]
     found = []
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         if options.quick and not scenario.quick:
             continue
         if lack := scenario.missing():
@@ -79,7 +85,7 @@ Kinds = Mapping[str, Callable[[], Broker]]
 def with_another(options: argparse.Namespace) -> tuple[Kinds, Kinds]:
     """The kinds of single nodes and of clusters. Raises BrokerFailed."""
     if not options.rabbitmq_root:
-        return BROKERS, CLUSTERS
+        return BROKERS | {Kafka.name: Kafka}, CLUSTERS
     other = Installation(options.rabbitmq_root.resolve())
     if not other.exists:
         raise BrokerFailed(other.lack)
@@ -166,7 +172,9 @@ def conclude(
         },
     }
     document = report.write_json(options.out / "bench.json", results, found, settings)
-    pictured = not options.before and write_plot(options.out / "bench.png", document["figures"])
+    pictured = RabbitMQ.name in options.brokers.split(",") and write_plot(
+        options.out / "bench.png", document["figures"]
+    )
     print(f"{seconds:.0f} s; written: {options.out / 'bench.json'}", end="")
     print(f" and {options.out / 'bench.png'}" if pictured else "")
     failed = report.failures(results)

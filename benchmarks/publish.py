@@ -3,7 +3,8 @@ docs/streams.md, and the picture.
 
     python -m benchmarks.publish [benchmarks/results/bench.json]
 
-Only a whole run of `make bench` will do: all scenarios, against both brokers, not the quick form.
+Only a whole run of `make bench` will do: all scenarios, against both brokers, not the quick form. A run with
+`--brokers mqd,kafka` fills the table beside Kafka in docs/performance.md.
 """
 
 from __future__ import annotations
@@ -17,13 +18,15 @@ from statistics import median
 from textwrap import fill
 from typing import Any
 
+from .kafka import Kafka
 from .plot import write_plot
 from .report import number
-from .scenarios import SCENARIOS
+from .scenarios import KAFKA_SCENARIOS, SCENARIOS
 from .scenarios.scenario import CPU_US
 
 ROOT = Path(__file__).parents[1]
 BEGIN, END = "<!-- figures: python -m benchmarks.publish -->", "<!-- end of figures -->"
+BEGIN_BESIDE_KAFKA = "<!-- figures beside Kafka: python -m benchmarks.publish -->"
 #: Lines of prose are at most this long.
 COLUMNS = 110
 #: Scenario, figure and its title in the README: good figures, and bad ones.
@@ -53,7 +56,25 @@ STREAM_ROWS = (
     ("group-members", "msg/s, group", "a group of four members over eight partitions (msg/s)"),
     ("cluster-stream", "append msg/s", "three nodes: append, confirmed, one publisher (msg/s)"),
 )
+#: The same beside Kafka.
+KAFKA_ROWS = (
+    ("kafka-append-128", "append msg/s", "append, one producer, 128 B; Kafka as it comes (msg/s)"),
+    ("kafka-append-128", "replay msg/s", "read from the first one, one consumer (msg/s)"),
+    ("kafka-append-128-synced", "append msg/s", "append, 128 B; Kafka syncs each batch, as mqd does (msg/s)"),
+    ("kafka-append-1024", "append msg/s", "append, one producer, 1 KiB; Kafka as it comes (msg/s)"),
+    ("kafka-append-1024", "replay msg/s", "read from the first one, one consumer (msg/s)"),
+    (
+        "kafka-append-1024-synced",
+        "append msg/s",
+        "append, 1 KiB; Kafka syncs each batch, as mqd does (msg/s)",
+    ),
+    ("kafka-latency", "delivery p50 ms", "delivery at 5,000 msg/s, p50 (ms)"),
+    ("kafka-latency", "delivery p99 ms", "the same, p99 (ms)"),
+    ("kafka-transactions-2", "messages/s", "transactions of 100 messages, two clients (msg/s)"),
+    ("kafka-transactions-16", "messages/s", "the same, 16 clients (msg/s)"),
+)
 PEER = "rabbitmq"
+TITLES = {PEER: "RabbitMQ", Kafka.name: "Kafka"}
 
 Document = Mapping[str, Any]
 Record = Mapping[str, Any]
@@ -68,12 +89,17 @@ def check(document: Document) -> None:
     if document["settings"]["quick"]:
         raise Incomplete("it is of --quick")
     mqd, _, peers = document["settings"]["brokers"].partition(",")
-    if mqd != "mqd" or not re.fullmatch(rf"{PEER}(,{PEER}-[^,]+)?", peers):
+    if mqd != "mqd" or not re.fullmatch(rf"{PEER}(,{PEER}-[^,]+)?|{Kafka.name}", peers):
         raise Incomplete(f"it is of the brokers {document['settings']['brokers']}")
     found = {record["scenario"] for record in document["figures"] if record["mqd"] is not None}
-    missing = [scenario.name for scenario in SCENARIOS if scenario.name not in found]
+    wanted = KAFKA_SCENARIOS if is_beside_kafka(document) else SCENARIOS
+    missing = [scenario.name for scenario in wanted if scenario.name not in found]
     if missing:
         raise Incomplete(f"it has no figures of {', '.join(missing)}")
+
+
+def is_beside_kafka(document: Document) -> bool:
+    return Kafka.name in peers_of(document)
 
 
 def peers_of(document: Document) -> list[str]:
@@ -84,7 +110,9 @@ def titles_of(document: Document) -> list[str]:
     """Return the names of the peers in a table: with versions, if there are two of them."""
     peers = peers_of(document)
     versions = document["settings"].get("versions", {})
-    return [f"RabbitMQ {versions[peer]}" for peer in peers] if len(peers) > 1 else ["RabbitMQ"]
+    if len(peers) > 1:
+        return [f"{TITLES[PEER]} {versions[peer]}" for peer in peers]
+    return [TITLES[peer] for peer in peers]
 
 
 def head(document: Document) -> str:
@@ -190,16 +218,20 @@ def _missed(document: Document) -> str:
     return fill(f"Not as wanted, {len(missed)} in number, red in the picture: {names}.", COLUMNS)
 
 
-def replaced(text: str, figures: str) -> str:
-    pattern = re.compile(f"({re.escape(BEGIN)}\n).*?({re.escape(END)})", re.DOTALL)
+def replaced(text: str, figures: str, begin: str = BEGIN) -> str:
+    pattern = re.compile(f"({re.escape(begin)}\n).*?({re.escape(END)})", re.DOTALL)
     if not pattern.search(text):
-        raise Incomplete(f"the page has no {BEGIN}")
+        raise Incomplete(f"the page has no {begin}")
     return pattern.sub(lambda found: f"{found[1]}{figures}\n{found[2]}", text)
 
 
 def publish(document: Document, root: Path = ROOT) -> Sequence[Path]:
     """Raises Incomplete, and changes nothing then."""
     check(document)
+    if is_beside_kafka(document):
+        page = root / "docs" / "performance.md"
+        page.write_text(replaced(page.read_text(), short_table(document, KAFKA_ROWS), BEGIN_BESIDE_KAFKA))
+        return [page]
     readme, docs = root / "README.md", root / "docs"
     page, streams, picture = docs / "performance.md", docs / "streams.md", docs / "figures"
     shown = "![mqd and RabbitMQ side by side, one bar a figure](figures/bench.png)"

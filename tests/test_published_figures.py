@@ -11,9 +11,18 @@ from typing import Any
 import pytest
 
 from benchmarks import report
-from benchmarks.publish import BEGIN, END, README_ROWS, STREAM_ROWS, Incomplete, publish
+from benchmarks.publish import (
+    BEGIN,
+    BEGIN_BESIDE_KAFKA,
+    END,
+    KAFKA_ROWS,
+    README_ROWS,
+    STREAM_ROWS,
+    Incomplete,
+    publish,
+)
 from benchmarks.rounds import Outcome
-from benchmarks.scenarios import SCENARIOS
+from benchmarks.scenarios import KAFKA_SCENARIOS, SCENARIOS
 from benchmarks.scenarios.scenario import CPU_US
 
 ROOT = Path(__file__).parents[1]
@@ -22,13 +31,14 @@ PNG = b"\x89PNG"
 TABLES = {"README.md": README_ROWS, "docs/streams.md": STREAM_ROWS}
 
 
-def run(other: str = "") -> dict[str, Any]:
+def run(other: str = "", kafka: bool = False) -> dict[str, Any]:
     """Return a run in which every figure is twice as large with mqd, and four times as large as with the
     other RabbitMQ; these invented figures go to a temporary directory only.
     """
-    peers = ["rabbitmq", *([other] if other else [])]
+    peers = ["kafka" if kafka else "rabbitmq", *([other] if other else [])]
+    scenarios = KAFKA_SCENARIOS if kafka else SCENARIOS
     figures: list[dict[str, Any]] = []
-    for scenario in SCENARIOS:
+    for scenario in scenarios:
         for number, figure in enumerate(scenario.figures):
             value = float(len(figures) + 1)
             figures.append(
@@ -48,7 +58,7 @@ def run(other: str = "") -> dict[str, Any]:
             broker: {"failure": None, "rounds": [{"cpu_us": 3.0}, {"cpu_us": 5.0}, {"cpu_us": 4.0}]}
             for broker in ("mqd", *peers)
         }
-        for scenario in SCENARIOS
+        for scenario in scenarios
     }
     return {
         "settings": {
@@ -169,6 +179,24 @@ def test_a_second_rabbitmq_has_a_column_of_its_own(pages: Path) -> None:
         agree(pages, name)
     # The target is about the first one.
     assert "**2**" in page and "**4**" not in page
+
+
+def test_a_run_beside_kafka_fills_a_table_of_its_own(pages: Path) -> None:
+    page = pages / "docs" / "performance.md"
+    before = page.read_text()
+    document = run(kafka=True)
+    assert publish(document, pages) == [page]
+    _, begin, rest = page.read_text().partition(BEGIN_BESIDE_KAFKA)
+    table, _, after = rest.partition(END)
+    assert "| | mqd | Kafka | times better | times less CPU |" in table
+    assert [line.split(" | ")[0].strip("| ") for line in table.splitlines() if line.startswith("| ")][2:] == [
+        title for _, _, title in KAFKA_ROWS
+    ]
+    assert before.partition(BEGIN_BESIDE_KAFKA)[2].partition(END)[2] == after and begin
+    document["figures"].pop(0)
+    document["figures"] = [each for each in document["figures"] if each["scenario"] != "kafka-latency"]
+    with pytest.raises(Incomplete, match="kafka-latency"):
+        publish(document, pages)
 
 
 def test_a_run_tells_of_all_its_brokers() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ..streams import Terms
 from . import routes
+from .beside_kafka import KAFKA_SCENARIOS as KAFKA_SCENARIOS
 from .closed_loop import ClosedLoop
 from .cluster import CLUSTER_SCENARIOS
 from .cluster_group import CLUSTER_GROUP_SCENARIOS

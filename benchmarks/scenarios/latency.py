@@ -71,25 +71,27 @@ class StreamLatency(Scenario):
         total = warm + int(STREAM_RATE * pace.run_s * 1.5)
         clocks: dict[str, Clock] = {}
         for kind in ("stream", "quorum"):
-            with Topology(broker.port) as topology:
-                topology.queue(QUEUE, durable=True, **{"x-queue-type": kind})
-                with Connection(broker.port) as publisher, Connection(broker.port) as consumer:
-                    # Prefetch for all of them: a stream has no auto-ack, and acks would disturb the
-                    # measurement.
-                    consumer.consume(QUEUE, total + 1)
-                    publisher.sock.sendall(WIRE)
-                    delivery_bytes = consumer.delivery().wire_bytes
-                    publisher.confirms()
-                    clock = clocks[kind] = Clock(
-                        publisher.sock, consumer.sock, delivery_bytes, STREAM_RATE, total
-                    )
-                    cpu = broker.cpu_seconds()
-                    clock.run()
-                    cpu = broker.cpu_seconds() - cpu
-                    if kind == "stream":
-                        used = {CPU_US: cpu / total * 1e6, RSS_MIB: broker.rss_bytes() / (1 << 20)}
+            clocks[kind], cpu = clocked(broker, kind, total)
+            if kind == "stream":
+                used = {CPU_US: cpu / total * 1e6, RSS_MIB: broker.rss_bytes() / (1 << 20)}
         figures = used | percentiles("lag", clocks["stream"].lag[warm:])
         for kind, clock in clocks.items():
             figures |= percentiles(kind, clock.delivered[warm:])
         figures |= percentiles("quorum_confirmed", clocks["quorum"].confirmed[warm:])
         return figures | {"share": figures["stream_p99_ms"] / figures["quorum_p99_ms"]}
+
+
+def clocked(broker: Broker, kind: str, total: int) -> tuple[Clock, float]:
+    """Send so many messages to a queue of this type; return their times, and the broker's CPU seconds."""
+    with Topology(broker.port) as topology:
+        topology.queue(QUEUE, durable=True, **{"x-queue-type": kind})
+        with Connection(broker.port) as publisher, Connection(broker.port) as consumer:
+            # Prefetch for all of them: a stream has no auto-ack, and acks would disturb the measurement.
+            consumer.consume(QUEUE, total + 1)
+            publisher.sock.sendall(WIRE)
+            delivery_bytes = consumer.delivery().wire_bytes
+            publisher.confirms()
+            clock = Clock(publisher.sock, consumer.sock, delivery_bytes, STREAM_RATE, total)
+            cpu = broker.cpu_seconds()
+            clock.run()
+            return clock, broker.cpu_seconds() - cpu

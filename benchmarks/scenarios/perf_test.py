@@ -5,7 +5,7 @@ from __future__ import annotations
 from statistics import median
 from uuid import uuid4
 
-from .. import perf_test
+from .. import maven, perf_test
 from ..brokers import Broker
 from ..client import Connection, Unexpected
 from ..pump import Pace
@@ -26,7 +26,7 @@ class PerfTest(Scenario):
         self._window = window
 
     def missing(self) -> str | None:
-        return perf_test.missing()
+        return maven.missing()
 
     def run(self, broker: Broker, pace: Pace) -> Figures:
         queue = f"perf-test-{uuid4().hex[:8]}"

@@ -307,10 +307,23 @@ TRANSACTION_SCENARIOS: Sequence[Scenario] = (
         workers=1,
     ),
     Moves(
+        "transactions-busy",
+        "the same with 16 clients",
+        at_least(4),
+        workers=8,
+    ),
+    Moves(
         "cluster-transactions",
         f"three nodes: consume-publish transactions of {SIZE} messages over two quorum queues, 128 B",
         mqd_at_least(50_000),
         workers=3,
+        nodes=len(NAMES),
+    ),
+    Moves(
+        "cluster-transactions-busy",
+        "the same with 24 clients",
+        mqd_at_least(50_000),
+        workers=12,
         nodes=len(NAMES),
     ),
     CommitLatency(),
