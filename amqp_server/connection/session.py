@@ -124,6 +124,8 @@ class Session:
         self.exclusive_queues: dict[Queue, None] = {}
         #: User and password of a login; the edge verifies them and calls `login_done`.
         self.login: Credentials | None = None
+        #: New secrets that came while one is verified.
+        self._secrets: list[str] = []
         #: True while the client's consumers get no messages, until the outbox has drained.
         self.paused = False
         #: True while copies of deliveries for the firehose are missing.
@@ -641,10 +643,12 @@ class Session:
         """The client has a new token for the edge to verify. A client that logged in in another way has
         nothing to renew.
         """
-        if self.client.expires_at_ms:
+        if not self.client.expires_at_ms:
+            self.send(commands.Connection.UpdateSecretOk())
+        elif self.login is None:
             self.login = Credentials(self.client.username, secret)
         else:
-            self.send(commands.Connection.UpdateSecretOk())
+            self._secrets.append(secret)
 
     def _renewed(self, token: Token | None, reason: str) -> None:
         if token is not None and token.user != self.client.username:
@@ -658,6 +662,8 @@ class Session:
         for channel in list(self.channels.values()):
             channel.check_consumers()
         self.send(commands.Connection.UpdateSecretOk())
+        if self._secrets:
+            self.update_secret(self._secrets.pop(0))
 
     def check_grant(self, now_ms: int) -> None:
         """Close the connection if its token has expired by the wall clock. Forget routes that depend on an

@@ -285,9 +285,7 @@ class Transport:
         session = self.session
         if session.unfinished:
             self.heavy = True
-        if session.login is not None and not self._logging_in:
-            self._logging_in = self._half_open.checking = True
-            self._server.log_in(self)
+        self._begin_login()
         if session.state is State.CLOSED:
             self._send_rest()
             return
@@ -380,12 +378,19 @@ class Transport:
 
     # -- the login -------------------------------------------------------------------------------------------
 
+    def _begin_login(self) -> None:
+        if self.session.login is not None and not self._logging_in:
+            self._logging_in = self._half_open.checking = True
+            self._server.log_in(self)
+
     def logged_in(self, outcome: Outcome, reason: str = "", token: Token | None = None) -> None:
         """The login was checked; `reason` is the reason of a refusal, for the log. Called within a turn."""
         self._logging_in = False
         if self._ended:
             return
         self._turn.contain(self.session, self._login_done, outcome, reason, token)
+        # A client may have sent several secrets at once.
+        self._begin_login()
         self.resumed()
 
     def _login_done(self, outcome: Outcome, reason: str, token: Token | None) -> None:

@@ -394,6 +394,21 @@ async def test_renewed_and_expired(tmp_path: Path, issuer: Issuer, caplog: pytes
         assert "token refused: it is too long" in caplog.text
 
 
+async def test_the_last_of_several_secrets_counts(tmp_path: Path, issuer: Issuer) -> None:
+    """They come together, so the first one is still verified when the others are there."""
+    async with (
+        served(tmp_path, **issuer.options) as node,
+        logged_in(node, issuer.token(), channels=2) as client,
+    ):
+        tokens = [issuer.token(f"mqd.configure:*/{name}") for name in "abc"]
+        renewals = [commands.Connection.UpdateSecret(each, "renewal") for each in tokens]
+        await client.send(b"".join(frame.marshal(each, 0) for each in renewals))
+        for _ in tokens:
+            await client.wait_for(commands.Connection.UpdateSecretOk)
+        await denied(client, 1, commands.Queue.Declare(queue="b"))
+        await client.ask(2, commands.Queue.Declare(queue="c"), commands.Queue.DeclareOk)
+
+
 async def test_a_blocked_publisher_renews_its_token(tmp_path: Path, issuer: Issuer) -> None:
     """An alarm may last for longer than a token."""
     async with (
