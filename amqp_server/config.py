@@ -1659,6 +1659,10 @@ class Config:
         """The name of the whole node; `node` is that of the worker, if it has several."""
         return self.node
 
+    def is_of_node(self, name: str) -> bool:
+        """Return whether the process of this name belongs to this node."""
+        return name == self.node
+
     @property
     def password_checks_at_once(self) -> int:
         return self.password_checks_max or max(1, (os.cpu_count() or 1) // 2)

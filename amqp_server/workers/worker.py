@@ -62,6 +62,9 @@ class WorkerConfig(Config):
     def node_name(self) -> str:
         return self._whole.node
 
+    def is_of_node(self, name: str) -> bool:
+        return machine_of(name) == self._whole.node
+
     @property
     def links_address(self) -> str:
         return self._whole.links_address
