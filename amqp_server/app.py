@@ -142,7 +142,7 @@ class Node:
         self.environment = environment
         self.began = time.monotonic()
         clock = SystemClock()
-        alarms = Alarms()
+        alarms = Alarms(worker)
         self._driver = Driver()
         boundary = Boundary()
         timers = Timers(changed=self._driver.timer_changed, boundary=boundary)
@@ -194,6 +194,7 @@ class Node:
             hosts=hosts,
             replication=None if parts is None else parts.replication,
         )
+        self.broker.counts.others = worker
         self.cluster = None if parts is None else self._cluster_node(parts, hosts)
         self.administration = None if self.cluster is None else self.cluster.administration
         self.backpressure = Backpressure(
@@ -208,7 +209,9 @@ class Node:
         self._unfinished = UnfinishedWatch(self.broker, lambda: self.backpressure.ahead)
         self._untaken = UntakenWatch(self.broker)
         self._ack_timeout = AckTimeout(self.broker)
-        self.password_checks = PasswordChecks(self.broker.access.users, config, self.broker.replace_hash)
+        self.password_checks = PasswordChecks(
+            self.broker.access.users, config, self.broker.replace_hash, worker
+        )
         answers = self.broker.access.answers
         #: None if no other server decides about logins.
         self.http_backend = None if answers is None else HttpBackend(config, answers, self.broker.log_limit)
@@ -224,7 +227,10 @@ class Node:
             self.authentication,
             self.descriptors,
             worker or NO_OTHERS,
+            worker,
         )
+        if self.cluster is not None:
+            self.cluster.ends = self.server.take_no_more
         self.tokens = self.server.tokens
         # Memory is one limit for all processes of the node.
         whole = config if worker is None else worker.node_config
@@ -502,12 +508,14 @@ class Node:
                             break
                         self.reload.reload()
                 logger.info("stopping")
-                if self.cluster is not None:
-                    await self.cluster.drain(config.drain_timeout_s)
+                # Clients that come now go to another node at once.
+                self.server.take_no_more()
                 for sock, _ in listening:
                     # Otherwise Trio would wait for the next file that gets the same descriptor.
                     trio.lowlevel.notify_closing(sock)
                     sock.close()
+                if self.cluster is not None:
+                    await self.cluster.drain(config.drain_timeout_s)
                 await self._say_goodbye()
                 serving.cancel_scope.cancel()
             self.broker.time_notes.note()

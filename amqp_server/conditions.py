@@ -91,7 +91,7 @@ class ConditionWatch:
             for file, end in ends.items()
             if days and (end is None or end - now_s < days * DAY_S)
         ]
-        self._alarms.set_condition(CERTIFICATE, "; ".join(said))
+        self._alarms.set_condition(CERTIFICATE, "; ".join(said), of_machine=True)
 
     def look(self, wall_s: float, monotonic_s: float) -> None:
         step = self._clocks.step_s(wall_s, monotonic_s, self._config.clock_step_max_s)
@@ -99,7 +99,7 @@ class ConditionWatch:
             f"the wall clock was set {'forward' if step > 0 else 'back'} by {abs(step):.0f} s: timestamps, the age of "
             "streams and certificates follow it. Let NTP set the clock"
         )
-        self._alarms.set_condition(CLOCK, told if step else "")
+        self._alarms.set_condition(CLOCK, told if step else "", of_machine=True)
         failed = self._failed_queues()
         told = f"{failed} queues are stopped on this node because they failed: see mqctl list_failed"
         self._alarms.set_condition(FAILED_QUEUES, told if failed else "")

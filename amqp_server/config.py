@@ -1655,6 +1655,19 @@ class Config:
         return parse_bytes(self.memory_limit) or 0
 
     @property
+    def node_name(self) -> str:
+        """The name of the whole node; `node` is that of the worker, if it has several."""
+        return self.node
+
+    def is_of_node(self, name: str) -> bool:
+        """Return whether the process of this name belongs to this node."""
+        return name == self.node
+
+    @property
+    def password_checks_at_once(self) -> int:
+        return self.password_checks_max or max(1, (os.cpu_count() or 1) // 2)
+
+    @property
     def stream_read_budget_bytes(self) -> int:
         return min(self.stream_read_bytes_max, int(self.memory_limit_bytes * STREAM_READ_SHARE))
 

@@ -68,14 +68,23 @@ class Descriptors:
             *(self.connections_max, wanted, said),
         )
 
+    @property
+    def has_room(self) -> bool:
+        """True if a descriptor is left for a client."""
+        return self.clients < self.clients_max
+
     def take(self) -> bool:
         """Take a descriptor for a client; return False if none is left for it."""
-        if self.clients >= self.clients_max:
+        if not self.has_room:
             self._refused = True
             self.look()
             return False
         self.clients += 1
         return True
+
+    def take_given(self) -> None:
+        """Count a client whose descriptor another process has given to this one."""
+        self.clients += 1
 
     def give(self) -> None:
         self.clients -= 1

@@ -89,9 +89,9 @@ class Broker:
             self.events = Events(
                 turn,
                 clock,
-                alarms,
                 self.vhosts,
                 node=config.node,
+                node_name=config.node_name,
                 vhost=config.event_exchange_vhost,
                 waiting_max=config.event_waiting_max,
                 frame_max=config.frame_max_bytes,
@@ -162,8 +162,9 @@ class Broker:
 
     def _tell_sessions(self) -> None:
         """An alarm was raised or cleared."""
+        changes = self.alarms.take_changes()
         if self.events is not None:
-            self.events.alarms_changed()
+            self.events.alarms_changed(changes)
         blocked = self.alarms.reason, dict(self.alarms.elsewhere)
         if blocked == self._blocked:
             return

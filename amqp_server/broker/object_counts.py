@@ -2,8 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 from amqp_server.broker.traffic import Ended, MessageSizes
 from amqp_server.errors import ResourceError
+
+
+class OtherChannels(Protocol):
+    """The open channels of the node's other processes."""
+
+    def note_channels(self, count: int) -> None:
+        """This process has so many."""
+
+    def channels(self) -> int:
+        """Return those of the others."""
 
 
 class ObjectCounts:
@@ -17,6 +29,7 @@ class ObjectCounts:
         "ended",
         "exchanges",
         "message_sizes",
+        "others",
         "paused_queues",
         "queues",
     )
@@ -29,6 +42,12 @@ class ObjectCounts:
         self.ended = Ended()
         #: Of messages that clients have published.
         self.message_sizes = MessageSizes()
+        #: None if the node is one process.
+        self.others: OtherChannels | None = None
+
+    def channels_of_node(self) -> int:
+        """Return the open channels of all processes of the node."""
+        return self.channels + (0 if self.others is None else self.others.channels())
 
     def check_declared(self, weight: int) -> None:
         """Check that something of this weight may be declared. Raises ResourceError."""

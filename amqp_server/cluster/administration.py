@@ -154,6 +154,11 @@ class Administration:
         """The name of the node that this process is a worker of; its own name without workers."""
         return machine_of(self._cluster.node)
 
+    @staticmethod
+    def node_of(worker: str) -> str:
+        """Return the name of the node to which a worker belongs."""
+        return machine_of(worker)
+
     def other_workers(self) -> list[str]:
         """Return the other workers of this node."""
         own = self._cluster.node

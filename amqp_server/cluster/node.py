@@ -138,6 +138,8 @@ class ClusterNode:
         #: Set when this node has to stop; the reason is in `_why_out`.
         self._out = trio.Event()
         self._why_out = ""
+        #: Called when this process is about to end because of that.
+        self.ends: Callable[[], None] = lambda: None
         self._again = False
         #: True if the first batch of this node's start is in the log.
         self._began = False
@@ -405,6 +407,7 @@ class ClusterNode:
         await self._out.wait()
         if self._again:
             raise StartAgain(self._why_out)
+        self.ends()
         self._turn.run(self._close_sessions)
         await trio.sleep(GOODBYE_S)
         raise OutOfCluster(self._why_out)

@@ -373,22 +373,28 @@ class Session:
 
     def _take_place_of_channel(self) -> None:
         """Raises NotAllowed if the node, or the user, has no more."""
-        if self.broker.counts.channels >= self.config.channels_max:
+        if self.broker.counts.channels_of_node() >= self.config.channels_max:
             raise NotAllowed(
-                f"number of channels opened on node '{self.config.node}' has reached the maximum allowed limit of "
+                f"number of channels opened on node '{self.config.node_name}' has reached the maximum allowed limit of "
                 f"({self.config.channels_max})"
             )
         self.broker.runtime.limits.check_channel(self.client.username, self.client.identity)
         self._count_channel()
 
     def _count_channel(self) -> None:
-        self.broker.counts.channels += 1
+        counts = self.broker.counts
+        counts.channels += 1
+        if counts.others is not None:
+            counts.others.note_channels(counts.channels)
         self.broker.sessions.channel_opened(self.client.identity)
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             if not self.client.operates:
-                self.broker.counts.channels -= 1
+                counts = self.broker.counts
+                counts.channels -= 1
+                if counts.others is not None:
+                    counts.others.note_channels(counts.channels)
                 self.broker.sessions.channel_gone(self.client.identity)
             events.channel_closed(self, channel)
         self._handling = None

@@ -1,5 +1,5 @@
 """Numbers that the workers of a node tell each other, in memory that all of them map: so a limit of the node
-is one limit.
+is one limit, and its alarm one alarm.
 
 Each worker writes its own row only, and reads all. A number is one aligned word, so nothing has to lock.
 """
@@ -12,9 +12,14 @@ from typing import Final
 #: The columns.
 CONNECTIONS: Final = 0
 MEMORY: Final = 1
-#: 1 while the worker serves.
+#: 1 while the worker takes clients.
 SERVES: Final = 2
-COLUMNS: Final = 3
+CHANNELS: Final = 3
+#: Connections that have not logged in.
+HALF_OPEN: Final = 4
+#: The alarms that the worker has raised, a bit for each.
+ALARMS: Final = 5
+COLUMNS: Final = 6
 #: What an operator has changed in the running node, for workers that start again: the memory limit, bytes;
 #: the floor of free disk, bytes; the log level, as `logging` counts; 1 if the node is drained.
 MEMORY_LIMIT: Final = 0
@@ -25,6 +30,49 @@ DRAINED: Final = 3
 BEGUN: Final = 4
 SETTINGS: Final = 5
 _WORD: Final = 8
+#: Places of each worker for addresses, and the words of one: which address, a count, when it was written.
+PLACES: Final = 4_096
+_WORDS_OF_PLACE: Final = 3
+_TAG, _COUNT, _WRITTEN = range(_WORDS_OF_PLACE)
+#: Tags are the lower bits of hashes: a word has a sign.
+_TAG_MASK: Final = (1 << 62) - 1
+
+
+class AddressCounts:
+    """Counts of each worker by address, as far as there is room: two addresses with one place in common take
+    it from each other, and then their counts are those of one worker.
+    """
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._words = memoryview(mmap.mmap(-1, workers * PLACES * _WORDS_OF_PLACE * _WORD)).cast("q")
+
+    def note(self, worker: int, address: str, count: int, now: int) -> None:
+        tag, place = self._place(worker, address)
+        words = self._words
+        # A reader between two of these writes takes the count for none, or for an earlier one.
+        words[place + _TAG] = 0
+        words[place + _COUNT], words[place + _WRITTEN] = count, now
+        words[place + _TAG] = tag
+
+    def others(self, worker: int, address: str, since: int = 0) -> int:
+        """Return the sum of the other workers' counts for an address, without those from before `since`."""
+        found, words = 0, self._words
+        for each in range(self._workers):
+            tag, place = self._place(each, address)
+            if each != worker and words[place + _TAG] == tag and words[place + _WRITTEN] >= since:
+                found += words[place + _COUNT]
+        return found
+
+    def clear(self, worker: int) -> None:
+        for place in range(worker * PLACES, (worker + 1) * PLACES):
+            self._words[place * _WORDS_OF_PLACE + _TAG] = 0
+
+    @staticmethod
+    def _place(worker: int, address: str) -> tuple[int, int]:
+        # The workers are forks of one process, so they have the same hashes; no client knows them.
+        tag = hash(address) & _TAG_MASK | 1
+        return tag, (worker * PLACES + (tag >> 1) % PLACES) * _WORDS_OF_PLACE
 
 
 class Board:
@@ -34,6 +82,9 @@ class Board:
         self._workers = workers
         # Behind the rows, words that any worker may write.
         self._words = memoryview(mmap.mmap(-1, (workers * COLUMNS + SETTINGS) * _WORD)).cast("q")
+        #: By address: connections that have not logged in, and failed logins.
+        self.half_open = AddressCounts(workers)
+        self.failed_logins = AddressCounts(workers)
 
     def note(self, worker: int, column: int, value: int) -> None:
         self._words[worker * COLUMNS + column] = value
@@ -61,6 +112,7 @@ class Board:
         return [self.setting(which) for which in range(SETTINGS)]
 
     def clear(self, worker: int) -> None:
-        """The worker's process has ended."""
+        """The worker's process has ended. What was guessed at it stays known."""
         for column in range(COLUMNS):
             self.note(worker, column, 0)
+        self.half_open.clear(worker)

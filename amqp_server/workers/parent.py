@@ -285,6 +285,9 @@ class Parent:
             self._stopping = True
             for child in self._children:
                 child.due_s = 0.0
+            # Nobody accepts what would wait in them.
+            for sock in self._sockets.values():
+                sock.close()
         for child in self._children:
             if child.pid:
                 os.kill(child.pid, signal.SIGHUP if number == signal.SIGHUP else signal.SIGTERM)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -11,8 +12,10 @@ from typing import Any
 import trio
 
 from amqp_server.cluster.membership.machines import machine_of, worker_name
+from amqp_server.conditions import CERTIFICATE, CLOCK
 from amqp_server.config import Config, parse_address
-from amqp_server.workers.board import BEGUN, CONNECTIONS, MEMORY, SERVES, Board
+from amqp_server.descriptors import ALARM
+from amqp_server.workers.board import ALARMS, BEGUN, CHANNELS, CONNECTIONS, HALF_OPEN, MEMORY, SERVES, Board
 from persistence.environment import WORKERS
 from quorum_queue.links.handshake import PeerRefused
 
@@ -25,6 +28,21 @@ CONNECTION, LINK, LOOK = b"c", b"n", b"l"
 BEGUN_LOOK_S = 0.01
 #: Options whose work one worker does for the node.
 _OF_THE_FIRST = ("http", "load_definitions", "reset_administrator")
+#: Options for memory and work that all clients of a node share: each worker has an even part.
+_DIVIDED = (
+    "memory_budget_bytes",
+    "unsent_bytes_max",
+    "shovels_bytes_max",
+    "stream_read_bytes_max",
+    "statistics_bytes_max",
+    "bodies_bytes",
+    "memo_bytes_max",
+    "stream_remote_cache_bytes",
+    "stream_compaction_bytes_per_s",
+    "auth_http_requests_max",
+)
+#: The alarms that are the node's, whichever worker raises them first.
+_ALARMS = ("memory", "disk space", "disk", "disk for streams", ALARM, CERTIFICATE, CLOCK)
 
 
 class WorkerConfig(Config):
@@ -39,6 +57,13 @@ class WorkerConfig(Config):
 
     def __post_init__(self) -> None:
         pass
+
+    @property
+    def node_name(self) -> str:
+        return self._whole.node
+
+    def is_of_node(self, name: str) -> bool:
+        return machine_of(name) == self._whole.node
 
     @property
     def links_address(self) -> str:
@@ -76,11 +101,13 @@ def config_of(config: Config, number: int, addresses: list[str]) -> WorkerConfig
     values = {declared.name: getattr(config, declared.name) for declared in fields(config)}
     names = [worker_name(config.node, each) for each in range(len(addresses))]
     others = [each for each in config.peers if each.partition("=")[0] != config.node]
+    values |= {name: _part(config, name, len(addresses)) for name in _DIVIDED}
     values |= {
         "node": names[number],
         "data_dir": str(directory_of(config, number)),
         "peers": (*(f"{name}={address}" for name, address in zip(names, addresses, strict=True)), *others),
         "memory_limit": str(config.memory_limit_bytes // len(addresses)),
+        "password_checks_max": max(1, config.password_checks_at_once // len(addresses)),
     }
     if not config.peers:
         values["cluster_secret_file"] = str(Path(config.data_dir) / WORKERS / SECRET_FILE)
@@ -91,6 +118,13 @@ def config_of(config: Config, number: int, addresses: list[str]) -> WorkerConfig
     if number:
         values |= dict.fromkeys(_OF_THE_FIRST, "")
     return WorkerConfig(config, **values)
+
+
+def _part(config: Config, option: str, workers: int) -> int:
+    """Return a worker's part of an option; 0 stays, because it stands for a share of the memory."""
+    whole: int = getattr(config, option)
+    low = next(declared.metadata["low"] for declared in fields(config) if declared.name == option)
+    return max(low, whole // workers) if whole else 0
 
 
 @dataclass
@@ -127,7 +161,7 @@ class Worker:
             await trio.sleep(BEGUN_LOOK_S)
 
     def serves(self, number: int) -> bool:
-        """True if another worker serves clients now."""
+        """True if another worker takes clients now."""
         return number < len(self.outboxes) and bool(self.board.of(number, SERVES))
 
     # See quorum_queue.links.shared_port.Processes.
@@ -152,8 +186,56 @@ class Worker:
         others = [count for count, serves in zip(counts, serving, strict=True) if serves]
         return max(0, counts[self.number] - min(others, default=0))
 
+    def note_takes_clients(self, takes: bool) -> None:
+        self.board.note(self.number, SERVES, int(takes))
+
+    def others_take_clients(self) -> bool:
+        return self.board.others(self.number, SERVES) > 0
+
+    # See connection.sockets.unauthenticated.OtherHalfOpens.
+
+    def note_half_open(self, count: int, source: str, of_source: int) -> None:
+        self.board.note(self.number, HALF_OPEN, count)
+        self.board.half_open.note(self.number, source, of_source, 0)
+
+    def half_open(self) -> int:
+        return self.board.others(self.number, HALF_OPEN)
+
+    def half_open_of(self, source: str) -> int:
+        return self.board.half_open.others(self.number, source)
+
+    # See connection.login.password_checks.OtherFailures.
+
+    def note_failures(self, address: str, failures: int) -> None:
+        self.board.failed_logins.note(self.number, address, failures, _now_ms())
+
+    def failures(self, address: str, memory_s: float) -> int:
+        return self.board.failed_logins.others(self.number, address, _now_ms() - int(memory_s * 1000))
+
+    # See broker.object_counts.OtherChannels.
+
+    def note_channels(self, count: int) -> None:
+        self.board.note(self.number, CHANNELS, count)
+
+    def channels(self) -> int:
+        return self.board.others(self.number, CHANNELS)
+
+    # See broker.alarms.OtherAlarms.
+
+    def note_alarm(self, name: str, raised: bool) -> bool:
+        bit = 1 << _ALARMS.index(name)
+        own = self.board.of(self.number, ALARMS)
+        others = sum(bool(words & bit) for words in self.board.all(ALARMS)) - bool(own & bit)
+        self.board.note(self.number, ALARMS, own | bit if raised else own & ~bit)
+        return not others
+
     # See resources.OtherProcesses.
 
     def note_memory(self, size: int) -> int:
         self.board.note(self.number, MEMORY, size)
         return self.board.others(self.number, MEMORY)
+
+
+def _now_ms() -> int:
+    # This clock is one for all processes of a machine.
+    return time.monotonic_ns() // 1_000_000

@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
 from typing import Final, Protocol
 
-from amqp_server.broker.alarms import Alarms
 from amqp_server.broker.topology.event_headers import pid
 from amqp_server.turn import Turn
 from amqp_server.wire import content, tables
@@ -62,19 +61,20 @@ class Events:
         self,
         turn: Turn,
         clock: Clock,
-        alarms: Alarms,
         vhosts: Mapping[str, Home],
         *,
         node: str,
+        node_name: str,
         vhost: str,
         waiting_max: int,
         frame_max: int,
     ) -> None:
+        """`node_name` is that of the whole node, if it is several processes."""
         self._turn = turn
         self._clock = clock
-        self._raised = alarms
         self._vhosts = vhosts
         self._node = node
+        self._node_name = node_name
         self.vhost = vhost
         self._frame_max = frame_max
         self._waiting_max = waiting_max
@@ -87,8 +87,6 @@ class Events:
         self._waiting: deque[tuple[str, str, Mapping[str, object], int]] = deque()
         #: The walk that finds the route of the first waiting one.
         self._walk: Walk | None = None
-        #: The last published alarms.
-        self._alarms: list[str] = []
         #: Events dropped for lack of room since the last log line about that.
         self._left_out = 0
 
@@ -127,16 +125,12 @@ class Events:
         self._waiting.append((exchange, key, headers, self._clock.wall_ms()))
         self._turn.gather(self)
 
-    def alarms_changed(self) -> None:
-        """Publish events for alarms that were raised and cleared since the last call."""
-        before, now = self._alarms, self._raised.names()
-        self._alarms = now
+    def alarms_changed(self, changes: Sequence[tuple[str, bool]]) -> None:
+        """Publish events for alarms of the node that were raised or cleared."""
         if not self.wanted:
             return
-        for key, names, others in (("alarm.set", now, before), ("alarm.cleared", before, now)):
-            for name in names:
-                if name not in others:
-                    self.tell(key, {"source": name, "node": self._node})
+        for name, raised in changes:
+            self.tell("alarm.set" if raised else "alarm.cleared", {"source": name, "node": self._node_name})
 
     def flush(self) -> None:
         turn = self._turn

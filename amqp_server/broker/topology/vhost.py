@@ -615,11 +615,11 @@ class VHost:
 
 
 def _is_here(parts: BrokerParts, queues: Mapping[str, Queue], name: str) -> bool:
-    """Return whether a queue is on this node; a replicated one is on several. No method, so that a vhost is
-    freed with its last reference.
+    """Return whether a queue is on this node, at any of its workers; a replicated one is on several. No
+    method, so that a vhost is freed with its last reference.
     """
     queue = queues.get(name)
-    return queue is not None and queue.record.node in ("", parts.replication.node)
+    return queue is not None and (not queue.record.node or parts.config.is_of_node(queue.record.node))
 
 
 def binding_of(record: BindingRecord) -> Binding:

@@ -8,12 +8,11 @@ that was checked recently needs no check and no wait.
 
 from __future__ import annotations
 
-import os
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from enum import Enum
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import trio
 
@@ -34,6 +33,16 @@ class Outcome(Enum):
     REFUSED = "refused"
     #: Not checked, because too many logins of this address wait, or this one has waited too long.
     BUSY = "busy"
+
+
+class OtherFailures(Protocol):
+    """Failed logins at the node's other processes."""
+
+    def note_failures(self, address: str, failures: int) -> None:
+        """So many logins of this address have failed here, the last one now."""
+
+    def failures(self, address: str, memory_s: float) -> int:
+        """Return how many failed at the others, without those whose last one was longer ago than this."""
 
 
 class Source:
@@ -57,15 +66,20 @@ def _outcome(verified: bool | None) -> Outcome:
 
 class PasswordChecks:
     def __init__(
-        self, users: Users, config: Config, replace_hash: Callable[[str, str, str], None] | None = None
+        self,
+        users: Users,
+        config: Config,
+        replace_hash: Callable[[str, str, str], None] | None = None,
+        others: OtherFailures | None = None,
     ) -> None:
         """`replace_hash` is called with the name, the old and the new hash of a user who has logged in with a
-        hash from RabbitMQ.
+        hash from RabbitMQ. `others` are the other processes of the node, if it has several.
         """
+        self._others = others
         self._users = users
         self._replace_hash = replace_hash
         self._config = config
-        self._limiter = trio.CapacityLimiter(config.password_checks_max or max(1, (os.cpu_count() or 1) // 2))
+        self._limiter = trio.CapacityLimiter(config.password_checks_at_once)
         #: Addresses with failed or waiting logins, ordered by their last failure.
         self._sources: OrderedDict[str, Source] = OrderedDict()
 
@@ -120,7 +134,7 @@ class PasswordChecks:
         try:
             with trio.move_on_after(self._config.handshake_timeout_s):
                 async with source.next:
-                    await trio.sleep(self._back_off_s(source))
+                    await trio.sleep(self._back_off_s(address, source))
                     # Another login with the same password may have been checked meanwhile.
                     verified = recall()
                     if verified is None:
@@ -133,11 +147,14 @@ class PasswordChecks:
                 self._sources.pop(address, None)
         return verified
 
-    def _back_off_s(self, source: Source) -> float:
+    def _back_off_s(self, address: str, source: Source) -> float:
         config = self._config
         if trio.current_time() - source.failed_at > config.login_failure_memory_s:
             source.failures = 0
-        beyond = source.failures - config.login_failures_free
+        failures = source.failures
+        if self._others is not None:
+            failures += self._others.failures(address, config.login_failure_memory_s)
+        beyond = failures - config.login_failures_free
         if beyond < 0:
             return 0.0
         return min(config.login_back_off_max_s, BACK_OFF_FIRST_S * float(1 << min(beyond, 32)))
@@ -150,6 +167,8 @@ class PasswordChecks:
     def _failed(self, address: str, source: Source) -> None:
         source.failures += 1
         source.failed_at = trio.current_time()
+        if self._others is not None:
+            self._others.note_failures(address, source.failures)
         self._sources[address] = source
         self._sources.move_to_end(address)
         while len(self._sources) > self._config.login_sources_max:

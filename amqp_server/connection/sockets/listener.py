@@ -38,7 +38,11 @@ from amqp_server.connection.sockets.proxy_reader import read_header, receiver
 from amqp_server.connection.sockets.socket_waits import SocketWaits
 from amqp_server.connection.sockets.tls import ListenerTLS
 from amqp_server.connection.sockets.transport import Affinity, Backpressure, Transport
-from amqp_server.connection.sockets.unauthenticated import HalfOpen, HalfOpens
+from amqp_server.connection.sockets.unauthenticated import (
+    HalfOpen,
+    HalfOpens,
+    OtherHalfOpens,
+)
 from amqp_server.descriptors import Descriptors
 from quorum_queue.links.accept import accept_all
 from quorum_queue.links.sources import source_of
@@ -56,6 +60,8 @@ ACCEPT_BATCH: Final = 8
 GIVE_WAY_S: Final = 0.001
 #: The longest such time, s: a process that hangs is no hindrance.
 GIVE_WAY_MAX_S: Final = 0.008
+#: The time that a process which takes no more clients leaves others that take some, s.
+GIVE_WAY_FULL_S: Final = 0.25
 #: Interval of checks of all connections, ms.
 WATCH_MS: Final = 1_000
 #: Time for which connections are checked before others have their turns, s.
@@ -94,6 +100,11 @@ class OtherWorkers(Protocol):
     def surplus(self) -> int:
         """Return how many connections this process has more than the one with the fewest."""
 
+    def note_takes_clients(self, takes: bool) -> None:
+        """This process takes clients from now on, or none."""
+
+    def others_take_clients(self) -> bool: ...
+
 
 class _NoOthers:
     """Stands for the other processes of a node that is one process."""
@@ -105,6 +116,11 @@ class _NoOthers:
 
     def surplus(self) -> int:
         return 0
+
+    def note_takes_clients(self, takes: bool) -> None: ...
+
+    def others_take_clients(self) -> bool:
+        return False
 
 
 NO_OTHERS: Final = _NoOthers()
@@ -186,9 +202,12 @@ class Server:
         authentication: Authentication | None = None,
         descriptors: Descriptors | None = None,
         others: OtherWorkers = NO_OTHERS,
+        other_half_opens: OtherHalfOpens | None = None,
     ) -> None:
+        """`others` and `other_half_opens` are the other processes of the node, if it has several."""
         self.broker = broker
         self._others = others
+        self._takes_clients = True
         #: See workers.handing_over; None if the node is one process.
         self.affinity: Affinity | None = None
         self.descriptors = descriptors or Descriptors(broker.config, broker.alarms)
@@ -203,12 +222,14 @@ class Server:
         self.transports: dict[Transport, None] = {}
         #: False while the node is drained: it accepts no clients, except those within this process.
         self.in_service = True
+        #: True once the process is about to end.
+        self._ends = False
         #: Number of accepted connections, including those in the TLS handshake.
         self._open = 0
         #: Number of clients within this process so far.
         self._within = 0
         #: Connections that have not logged in.
-        self.half_opens = HalfOpens(self.config)
+        self.half_opens = HalfOpens(self.config, other_half_opens)
         self._proxies = Proxies(self.config.proxy_sources)
         self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
         self._handshakes = trio.Lock()
@@ -239,6 +260,8 @@ class Server:
             await accept_all(listening, batch, accepted, self._cannot_accept, self._give_way_s)
 
     def _give_way_s(self) -> float:
+        if not self._takes_clients and self._others.others_take_clients():
+            return GIVE_WAY_FULL_S
         return min(self._others.surplus() * GIVE_WAY_S, GIVE_WAY_MAX_S)
 
     def _cannot_accept(self, error: OSError) -> None:
@@ -273,7 +296,7 @@ class Server:
 
     def _admit_open(self, peer: str) -> HalfOpen | None:
         """Return a place for one more open connection, of this address; None if there is none."""
-        if not self.in_service and peer != WITHIN:
+        if (self._ends or not self.in_service) and peer != WITHIN:
             return None
         opened = self._open + self._others.connections()
         if opened >= self.config.connections_max or not self.descriptors.take():
@@ -288,16 +311,30 @@ class Server:
     def _open_place(self) -> None:
         """A connection has begun, and has taken its descriptor."""
         self._open += 1
-        self._others.note_connections(self._open)
+        self._note_open()
 
     def _close_place(self) -> None:
         """A connection has ended, or could not begin."""
         self._open -= 1
-        self._others.note_connections(self._open)
         self.descriptors.give()
+        self._note_open()
+
+    def _note_open(self) -> None:
+        self._others.note_connections(self._open)
+        takes = self.descriptors.has_room and not self._ends
+        if takes is not self._takes_clients:
+            self._takes_clients = takes
+            self._others.note_takes_clients(takes)
+
+    def take_no_more(self) -> None:
+        """The process is about to end: from now on other processes of the node take the clients that come."""
+        self._ends = True
+        self._note_open()
 
     def _say_refused(self, peer: str) -> None:
         source = source_of(peer)
+        if self._ends:
+            return
         if not self.in_service:
             if self.broker.log_limit.allows("connection to a drained node", source, 1):
                 logger.info("connection from %s refused: this node is drained (mqctl revive ends that)", peer)
@@ -307,7 +344,7 @@ class Server:
                 "connection from %s refused: %d of at most %d connections are open, %d are logging in, %d of "
                 "them from that address",
                 peer,
-                self._open,
+                self._open + self._others.connections(),
                 self.descriptors.connections_max,
                 len(self.half_opens),
                 self.half_opens.count_of(source),
@@ -374,10 +411,8 @@ class Server:
 
     def adopt(self, sock: socket.socket, state: SessionState) -> None:
         """Serve a connection that has begun in another process of this node."""
-        if not self.descriptors.take():
-            logger.error("a connection of %s ends: no descriptors are left for clients", state.peer)
-            sock.close()
-            return
+        # A worker that has no room gets none; some may have been on their way when it had room.
+        self.descriptors.take_given()
         self._open_place()
         place = HalfOpen(source_of(state.peer), trio.current_time())
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from amqp_server.config import Config
@@ -32,15 +32,42 @@ class HalfOpen:
         self.gone = False
 
 
+class OtherHalfOpens(Protocol):
+    """The half-open connections of the node's other processes."""
+
+    def note_half_open(self, count: int, source: str, of_source: int) -> None:
+        """This process has so many, and so many of this address."""
+
+    def half_open(self) -> int: ...
+
+    def half_open_of(self, source: str) -> int: ...
+
+
+class NoHalfOpens:
+    """Stands for the other processes of a node that is one process."""
+
+    def note_half_open(self, count: int, source: str, of_source: int) -> None: ...
+
+    def half_open(self) -> int:
+        return 0
+
+    def half_open_of(self, source: str) -> int:
+        return 0
+
+
 class HalfOpens:
     """All half-open connections of the node. At the limit of an address, its oldest connection is closed for
     its newest; at the limit of the node, the oldest connection of the address with most of them is closed.
 
     So silent connections cannot block others, neither from other addresses nor behind the same proxy.
+
+    If the node is several processes, each closes its own only. One that has none to close lets the new
+    connection in: others have all the places.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, others: OtherHalfOpens | None = None) -> None:
         self._config = config
+        self._others = others or NoHalfOpens()
         #: Half-open connections by address, the oldest first.
         self._by_source: dict[str, dict[HalfOpen, None]] = {}
         self._count = 0
@@ -53,18 +80,20 @@ class HalfOpens:
 
     def admit(self, source: str, now: float) -> HalfOpen | None:
         """Return a place for a new connection; None if there is none for its address."""
-        mine = self._by_source.get(source, {})
-        if len(mine) >= self._config.half_open_per_address_max:
-            if not self._give_way(mine, now):
+        mine, others = self._by_source.get(source, {}), self._others
+        if len(mine) + others.half_open_of(source) >= self._config.half_open_per_address_max:
+            if mine and not self._give_way(mine, now):
                 return None
-        elif self._count >= self._config.half_open_max:
+        elif self._count and self._count + others.half_open() >= self._config.half_open_max:
             busiest = max(self._by_source.values(), key=len)
             fair = len(busiest) > len(mine) + 1
             if not self._give_way(busiest if fair else mine, now, fair=fair):
                 return None
         place = HalfOpen(source, now)
-        self._by_source.setdefault(source, {})[place] = None
+        places = self._by_source.setdefault(source, {})
+        places[place] = None
         self._count += 1
+        others.note_half_open(self._count, source, len(places))
         return place
 
     def _give_way(self, places: dict[HalfOpen, None], now: float, *, fair: bool = False) -> bool:
@@ -88,5 +117,6 @@ class HalfOpens:
             return
         del places[place]
         self._count -= 1
+        self._others.note_half_open(self._count, place.source, len(places))
         if not places:
             del self._by_source[place.source]

@@ -5,7 +5,7 @@ own part.
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import aclosing
 from typing import Any, NamedTuple
 
@@ -128,6 +128,20 @@ async def ask_others(
     answers.missing.sort()
     call.missing = sorted({*call.missing, *answers.missing})
     return answers
+
+
+def once_per_node(call: Call, rows: Iterable[Row], *fields: str) -> list[Row]:
+    """Return one row for each node and each value of these fields, with the node's name: that of the first of
+    its workers which has one. The rows have the names of workers as `node`.
+    """
+    administration = call.parts.administration
+    if administration is None:
+        return list(rows)
+    found: dict[tuple[object, ...], Row] = {}
+    for row in sorted(rows, key=lambda row: str(row["node"])):
+        node = administration.node_of(row["node"])
+        found.setdefault((node, *(row[name] for name in fields)), row | {"node": node})
+    return list(found.values())
 
 
 async def ask_workers(call: Call) -> Answers:

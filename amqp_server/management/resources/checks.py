@@ -14,7 +14,7 @@ from amqp_server.errors import AMQPError
 from amqp_server.management.messages.by_hand import get_messages, publish_message
 from amqp_server.management.request.answer import Answer, bad_request, refusal_of, refusing
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.other_nodes import ask_others, ask_whole_node, ask_workers
+from amqp_server.management.request.other_nodes import ask_others, ask_whole_node, ask_workers, once_per_node
 from amqp_server.management.resources import queues
 from amqp_server.management.resources.node import listeners
 
@@ -47,6 +47,7 @@ async def alarms(call: Call) -> Any:
         raised += body["alarms"]
     if not raised:
         return {"status": "ok"}
+    raised = once_per_node(call, raised, "resource")
     return _failed("There are alarms in effect in the cluster", alarms=raised)
 
 
@@ -58,6 +59,7 @@ async def local_alarms(call: Call) -> Any:
         raised += body["alarms"]
     if not raised:
         return {"status": "ok"}
+    raised = once_per_node(call, raised, "resource")
     return _failed("There are alarms in effect on the node", alarms=raised)
 
 

@@ -17,7 +17,7 @@ from amqp_server.management.request.answer import NO_CONTENT, Answer, bad_reques
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.columns import Row
 from amqp_server.management.request.listing import listing
-from amqp_server.management.request.other_nodes import Answers, ask_node, ask_others
+from amqp_server.management.request.other_nodes import Answers, ask_node, ask_others, once_per_node
 from amqp_server.management.resources.connections import visible_sessions
 from amqp_server.management.resources.queues import count_messages
 from amqp_server.management.statistics.history import DETAILED, GLOBAL
@@ -114,6 +114,9 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
     for name in JOINED:
         if name in told:
             told[name] = [each for body in (told, *bodies) for each in body.get(name, ())]
+    if "listeners" in told:
+        # Workers accept from the same sockets.
+        told["listeners"] = once_per_node(call, told["listeners"], "protocol", "ip_address", "port")
     for name in ADDED:
         if name in told:
             told[name] = merged(body[name] for body in (told, *bodies) if name in body)

@@ -15,11 +15,13 @@ from pamqp import commands, frame
 from amqp_server.app import Node
 from amqp_server.broker.access import password as passwords
 from amqp_server.config import Config
-from amqp_server.connection.login.password_checks import Outcome, PasswordChecks
-from amqp_server.connection.sockets.unauthenticated import GRACE_S, HalfOpen, HalfOpens
+from amqp_server.connection.login.password_checks import OtherFailures, Outcome, PasswordChecks
+from amqp_server.connection.sockets.unauthenticated import GRACE_S, HalfOpen, HalfOpens, OtherHalfOpens
+from amqp_server.workers.board import Board
 from conformance_tests.patience import PATIENCE_S
 from quorum_queue.links.sources import source_of
 
+from ..workers.test_board import workers_on
 from .node import CAPABILITIES
 from .served import Client, port_of, served, until
 
@@ -163,6 +165,20 @@ async def test_failures_are_forgotten(autojump_clock: trio.testing.MockClock) ->
     assert list(checks._sources) == ["10.0.0.1"]
 
 
+async def test_failures_at_all_processes_count(autojump_clock: trio.testing.MockClock) -> None:
+    config = Config(login_failures_free=2, login_failure_memory_s=60)
+    processes = [WithoutThreads(_Users(), config, other) for other in workers_on(Board(2), 2)]
+    took: list[float] = []
+    for number in range(6):
+        began = trio.current_time()
+        assert await processes[number % 2].check("10.0.0.1", "ann", "wrong") is Outcome.REFUSED
+        took.append(round(trio.current_time() - began, 3))
+    assert took == [0, 0, 0.1, 0.2, 0.4, 0.8]
+    began = trio.current_time()
+    assert await processes[0].check("10.0.0.2", "ann", "wrong") is Outcome.REFUSED
+    assert trio.current_time() == began
+
+
 async def test_login_that_waits_too_long_is_not_checked(autojump_clock: trio.testing.MockClock) -> None:
     users = _Users()
     config = Config(login_failures_free=0, login_back_off_max_s=600, handshake_timeout_s=10)
@@ -182,8 +198,8 @@ async def test_addresses_that_are_remembered_are_bounded() -> None:
 class WithoutThreads(PasswordChecks):
     """Checks without threads, because a clock that jumps would jump while a thread works."""
 
-    def __init__(self, users: _Users, config: Config) -> None:
-        super().__init__(users, config)  # type: ignore[arg-type]
+    def __init__(self, users: _Users, config: Config, others: OtherFailures | None = None) -> None:
+        super().__init__(users, config, None, others)  # type: ignore[arg-type]
 
     async def run(self, function: Callable[..., T], *args: object) -> T:
         await trio.lowlevel.checkpoint()
@@ -223,8 +239,9 @@ def test_what_counts_as_one_address(peer: str, source: str) -> None:
 class Door:
     """Admits connections by name."""
 
-    def __init__(self, total: int, of_one: int) -> None:
-        self.places = HalfOpens(Config(half_open_max=total, half_open_per_address_max=of_one))
+    def __init__(self, total: int, of_one: int, others: OtherHalfOpens | None = None) -> None:
+        config = Config(half_open_max=total, half_open_per_address_max=of_one)
+        self.places = HalfOpens(config, others)
         self.admitted: dict[str, HalfOpen] = {}
         self.dropped: list[str] = []
         self.now = 0.0
@@ -271,6 +288,20 @@ def test_oldest_of_the_node_gives_way_where_all_are_of_one_address() -> None:
     assert [door.admit("a", f"a{number}") for number in range(4)] == [True, True, True, False]
     door.now = 1.5
     assert door.admit("a", "a4") and door.dropped == ["a0"]
+
+
+def test_half_open_connections_of_all_processes_count() -> None:
+    first, second = (Door(4, 3, other) for other in workers_on(Board(2), 2))
+    assert [door.admit("a", f"a{number}") for number, door in enumerate((first, second, first))] == [True] * 3
+    assert not first.admit("a", "a3")
+    assert second.admit("b", "b0")
+    # All places are taken: the address with most gives way, if this process can close one.
+    assert second.admit("c", "c0") is False and first.admit("c", "c1") and first.dropped == ["a0"]
+    second.places.remove(second.admitted["a1"])
+    second.places.remove(second.admitted["b0"])
+    # A process without any of an address lets it in.
+    first.now = second.now = 1.5
+    assert first.admit("a", "a4") and first.admit("a", "a5") and second.admit("a", "a6")
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1", "127.0.0.2"])

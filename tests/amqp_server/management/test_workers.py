@@ -10,7 +10,7 @@ import pytest
 import trio
 import trio.testing
 
-from amqp_server.cluster.membership.machines import on_machine
+from amqp_server.cluster.membership.machines import machine_of, on_machine
 from amqp_server.errors import PreconditionFailed
 from quorum_queue.cluster.snapshots.lost_entries import GivenUp
 
@@ -35,6 +35,8 @@ class Member:
 
     def other_workers(self) -> list[str]:
         return [name for name, worker in self.all.items() if name != self.own and not worker.has_left]
+
+    node_of = staticmethod(machine_of)
 
     def workers_of(self, node: str) -> list[str]:
         return on_machine(node, (FIRST, SECOND, ELSEWHERE))
@@ -94,6 +96,29 @@ async def test_alarms_of_all_workers_are_those_of_the_node(node: Two, ask: httpx
         assert (answer.status_code, "disk" in answer.text) == (503, True), path
     assert (await ask.get("healthchecks/node/n2")).json() == {"status": "ok"}
     assert (await ask.get("healthchecks/node/n1%2F1")).status_code == 503
+
+
+async def test_an_alarm_of_several_workers_is_listed_once(node: Two, ask: httpx.AsyncClient) -> None:
+    for name, member in node.nodes.items():
+        member.broker.alarms.set("memory", True, f"too much at {name}")
+        member.broker.alarms.set_condition("failed_queues", f"one of {name}")
+    found = [(row["node"], row["name"], row["text"]) for row in (await ask.get("alarms")).json()]
+    assert found == [
+        ("n1", "memory", "too much at n1"),
+        ("n1", "failed_queues", "one of n1; one of n1/1"),
+        ("n2", "memory", "too much at n2"),
+        ("n2", "failed_queues", "one of n2"),
+    ]
+    checked = (await ask.get("health/checks/alarms")).json()["alarms"]
+    assert checked == [{"node": name, "resource": "memory"} for name in ("n1", "n2")]
+    checked = (await ask.get("health/checks/local-alarms")).json()["alarms"]
+    assert checked == [{"node": "n1", "resource": "memory"}]
+
+
+async def test_listeners_of_several_workers_are_listed_once(ask: httpx.AsyncClient) -> None:
+    listeners = (await ask.get("overview")).json()["listeners"]
+    found = [(row["node"], row["protocol"]) for row in listeners]
+    assert found == sorted(set(found)) and {node for node, _ in found} == {"n1", "n2"}
 
 
 async def test_logins_at_all_workers_are_counted(node: Two, ask: httpx.AsyncClient) -> None:

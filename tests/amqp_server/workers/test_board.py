@@ -10,7 +10,7 @@ import pytest
 
 from amqp_server.config import Config, InvalidOption
 from amqp_server.workers import cores
-from amqp_server.workers.board import CONNECTIONS, MEMORY, MEMORY_LIMIT, Board
+from amqp_server.workers.board import CONNECTIONS, MEMORY, MEMORY_LIMIT, AddressCounts, Board
 from amqp_server.workers.worker import Worker, config_of, metrics_address
 
 
@@ -31,15 +31,15 @@ def test_processes_see_each_others_numbers() -> None:
     assert board.all(CONNECTIONS) == [5, 0, 0] and board.setting(MEMORY_LIMIT) == 9
 
 
-def test_who_has_more_connections_than_another_that_serves_gives_way() -> None:
-    board = Board(3)
-    whole = Config(workers="3")
+def workers_on(board: Board, count: int) -> list[Worker]:
+    whole = Config(workers=str(count))
+    addresses = [f"@{number}:0" for number in range(count)]
     with socket.socket() as unused:
-        workers = [
+        return [
             Worker(
                 number,
                 whole,
-                config_of(whole, number, ["@a:0", "@b:0", "@c:0"]),
+                config_of(whole, number, addresses),
                 sockets={},
                 links=[],
                 inbox=unused,
@@ -47,8 +47,44 @@ def test_who_has_more_connections_than_another_that_serves_gives_way() -> None:
                 board=board,
                 ready=lambda text: None,
             )
-            for number in range(3)
+            for number in range(count)
         ]
+
+
+def test_counts_of_an_address_are_added_up_over_processes() -> None:
+    counts = AddressCounts(3)
+    child = os.fork()
+    if not child:
+        counts.note(1, "10.0.0.1", 4, 100)
+        counts.note(1, "10.0.0.2", 1, 100)
+        os._exit(0)
+    os.waitpid(child, 0)
+    counts.note(2, "10.0.0.1", 3, 200)
+    assert [counts.others(worker, "10.0.0.1") for worker in range(3)] == [7, 3, 4]
+    assert counts.others(0, "10.0.0.1", since=150) == 3
+    assert counts.others(0, "10.0.0.3") == 0
+    # What counts for one address never counts for another one, wherever their places are.
+    for number in range(20_000):
+        counts.note(1, f"10.1.{number >> 8}.{number & 255}", 1, 300)
+    assert counts.others(0, "10.0.0.1", since=150) == 3
+    assert max(counts.others(0, f"10.1.{number >> 8}.{number & 255}") for number in range(20_000)) == 1
+    counts.clear(2)
+    assert counts.others(0, "10.0.0.1", since=150) == 0
+
+
+def test_the_first_process_raises_an_alarm_and_the_last_one_clears_it() -> None:
+    first, second = workers_on(Board(2), 2)
+    assert [first.note_alarm("memory", True), second.note_alarm("memory", True)] == [True, False]
+    assert second.note_alarm("disk", True)
+    assert [first.note_alarm("memory", False), second.note_alarm("memory", False)] == [False, True]
+    # A process that ends has no alarm any more.
+    first.board.clear(1)
+    assert first.note_alarm("disk", True)
+
+
+def test_who_has_more_connections_than_another_that_serves_gives_way() -> None:
+    board = Board(3)
+    workers = workers_on(board, 3)
     for number, count in enumerate((5, 2, 0)):
         board.note(number, CONNECTIONS, count)
     assert [worker.surplus() for worker in workers] == [5, 2, 0]
@@ -76,6 +112,18 @@ def test_auto_is_what_the_node_may_use(
 def test_a_number_of_workers_that_is_none(value: str) -> None:
     with pytest.raises(InvalidOption, match="a number from 1 to 64, or auto"):
         Config(workers=value)
+
+
+def test_what_all_clients_of_a_node_share_is_divided() -> None:
+    whole = Config(workers="4", memory_budget_bytes=8 << 20, auth_http_requests_max=6, password_checks_max=8)
+    part = config_of(whole, 1, [f"@{number}:0" for number in range(4)])
+    assert (part.memory_budget_bytes, part.auth_http_requests_max, part.password_checks_max) == (
+        2 << 20,
+        2,
+        2,
+    )
+    # It follows from the memory limit.
+    assert part.unsent_bytes_max == 0
 
 
 def test_each_worker_has_its_part_of_the_configuration(tmp_path: Path) -> None:

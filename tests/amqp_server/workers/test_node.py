@@ -309,6 +309,23 @@ def test_limits_are_the_nodes(tmp_path: Path) -> None:
         until("all have it", lambda: memory_limits(node) == [3_000_000_000] * WORKERS)
 
 
+def test_the_queues_of_all_workers_are_on_the_publishers_node(node: Node) -> None:
+    with one_at_each(node) as opened:
+        first, *others = opened.values()
+        first.exchange_declare("near", "x-local-random", durable=True)
+        for number, channel in enumerate(others):
+            channel.queue_declare(f"near{number}", durable=True)
+            channel.queue_bind(f"near{number}", "near", "")
+        for channel in opened.values():
+            # One of two queues each time, so after so many each has some.
+            for _ in range(40):
+                channel.basic_publish("near", "", b"x", DURABLE, mandatory=True)
+        counts = [
+            first.queue_declare(f"near{number}", passive=True).method.message_count for number in range(2)
+        ]
+        assert sum(counts) == 40 * WORKERS and min(counts) > 20
+
+
 def test_nobody_else_reads_its_files(node: Node) -> None:
     for path in (node.data, node.data / "workers", node.data / "workers/1"):
         assert path.stat().st_mode & 0o777 == 0o700, path
