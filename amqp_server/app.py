@@ -564,6 +564,7 @@ class Node:
             node_id=self.environment.node_id,
             began=self.began,
             stop=self.stop,
+            clients_wait=self.poller.waited_for,
         )
 
     async def _load_definitions(self, path: str) -> None:

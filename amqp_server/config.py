@@ -1411,7 +1411,8 @@ class Config:
     )
     http_slice_ms: int = option(
         2,
-        "How long a long answer of the management API may occupy the node before clients get their turn.",
+        "How long a long answer of the management API may occupy the node before clients get their turn. It "
+        "makes room sooner when a client waits.",
         unit="ms",
         low=1,
         high=1_000,

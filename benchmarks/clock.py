@@ -32,7 +32,6 @@ PERCENTILES = (("p50", 50.0), ("p99", 99.0), ("p999", 99.9))
 DUE = struct.Struct(">q")
 # Frame head without its size is skipped; method, delivery tag, bits.
 CONFIRM = struct.Struct(f">{FRAME_OVERHEAD - 1}xIQBx")
-BEFORE, AFTER = WIRE.split(MARK)
 
 
 def percentiles(what: str, samples_ns: Sequence[int]) -> dict[str, float]:
@@ -43,9 +42,16 @@ class Clock:
     """One thread that sends due messages and reads received ones. Nanoseconds since an epoch of its own."""
 
     def __init__(
-        self, out: socket.socket, back: socket.socket, delivery_bytes: int, rate: int, total: int
+        self,
+        out: socket.socket,
+        back: socket.socket,
+        delivery_bytes: int,
+        rate: int,
+        total: int,
+        wire: bytes = WIRE,
     ) -> None:
         self._out, self._back = out, back
+        self._before, self._after = wire.split(MARK)
         # The body is at the end of a delivery, before the last frame's end octet.
         place = delivery_bytes - 1 - BODY_BYTES
         self._delivery = struct.Struct(f">{place}xq{BODY_BYTES - DUE.size + 1}x")
@@ -84,7 +90,7 @@ class Clock:
         now = self._now()
         parts: list[bytes] = []
         while self._sent < self._total and len(parts) < BURST_MAX and (due := self._due(self._sent)) <= now:
-            parts.append(BEFORE + DUE.pack(due) + AFTER)
+            parts.append(self._before + DUE.pack(due) + self._after)
             self.lag.append(now - due)
             self._sent += 1
         if parts:

@@ -1,5 +1,5 @@
 """Installs this tree compiled, beside the editable install: `python -m deploy.compiled` prints where its
-programs are.
+programs are. With --wheel it installs nothing, and prints where the wheel for its interpreter is.
 
 The wheel is built from a copy of the tree, and kept under the digest of all its inputs, so that compiled code
 is never older than its source, and nothing is built twice. A separate environment, .venv/compiled, has mqd
@@ -22,6 +22,7 @@ import time
 import tomllib
 import venv
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
@@ -194,19 +195,31 @@ def programs() -> Path:
     if why is not None:
         say_pure(why)
         return ours
-    WHEELS.mkdir(parents=True, exist_ok=True)
-    with open(WHEELS.parent / "lock", "w") as lock:
-        # Another make may be building the same.
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with only_one():
         return _programs(ours)
 
 
-def _programs(ours: Path) -> Path:
-    key = digest()
+@contextmanager
+def only_one() -> Iterator[None]:
+    """Another make may be building the same."""
+    WHEELS.mkdir(parents=True, exist_ok=True)
+    with open(WHEELS.parent / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def wheel_of(key: str) -> Path:
+    """Return the wheel of this tree for this interpreter, which is built unless it is there."""
     place = WHEELS / key
     wheel = next(place.glob("*.whl"), None) or build(place)
     os.utime(place)
     forget_old()
+    return wheel
+
+
+def _programs(ours: Path) -> Path:
+    key = digest()
+    wheel = wheel_of(key)
     if not is_compiled(wheel):
         say_pure(f"the C compiler ({compiler()}) does not work")
         return ours
@@ -218,9 +231,18 @@ def _programs(ours: Path) -> Path:
     return where / "bin"
 
 
+def built() -> Path:
+    """Return the wheel for this interpreter, without installing it. Raises BuildFailed if it is pure."""
+    with only_one():
+        wheel = wheel_of(digest())
+    if not is_compiled(wheel):
+        raise BuildFailed(f"the C compiler ({compiler()}) does not work")
+    return wheel
+
+
 if __name__ == "__main__":
     try:
-        print(programs())
+        print(built() if sys.argv[1:] == ["--wheel"] else programs())
     except BuildFailed as failed:
         say(f"{failed}\nmqd: the build failed; MQD_PURE=1 runs it as pure Python")
         raise SystemExit(1) from None

@@ -1,8 +1,9 @@
 """Builds all that a release consists of, in build/release: `make release`.
 
-Source distribution, the compiled wheel for this Python and a pure one, the context for an image, a Debian
-package with systemd unit and man pages, a bill of materials, and checksums. What this machine lacks (a
-compiler, dpkg-deb) is named and left out; --require-all makes that an error.
+Source distribution, a compiled wheel for each interpreter that is found and a pure one, the context for an
+image, a Debian package with systemd unit and man pages, a bill of materials, and checksums. Each wheel is
+installed in a fresh environment and has to serve. What this machine lacks (a compiler, an interpreter,
+dpkg-deb) is named and left out; --require-all makes that an error.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from amqp_server.config import VERSION
-from deploy import bill_of_materials, compiled, manual
+from deploy import bill_of_materials, compiled, interpreters, manual, trying
 
 ROOT = Path(__file__).parent.parent
 RELEASE = ROOT / "build" / "release"
@@ -93,6 +94,30 @@ def compiled_wheel(out: Path) -> Path | None:
         return None
     [wheel] = (compiled.WHEELS / compiled.digest()).glob("*.whl")
     return Path(shutil.copy(wheel, out))
+
+
+def other_wheels(out: Path, found: Iterable[interpreters.Interpreter], missing: list[str]) -> dict[Path, str]:
+    """Build wheels for other interpreters; return each with the interpreter that it is for."""
+    wheels = {}
+    for interpreter in found:
+        try:
+            wheel = Path(shutil.copy(interpreters.wheel_of(interpreter), out))
+        except subprocess.CalledProcessError as failed:
+            missing.append(f"a compiled wheel for Python {interpreter.version}: the build failed: {failed}")
+        else:
+            wheels[wheel] = interpreter.path
+    return wheels
+
+
+def tried(wheels: Mapping[Path, str]) -> list[str]:
+    """Install each wheel by its interpreter, and let it serve; return what failed."""
+    failures = []
+    for wheel, python in wheels.items():
+        try:
+            say(f"{wheel.name}: {trying.try_wheel(python, wheel)}")
+        except trying.Failed as failed:
+            failures.append(f"{wheel.name}, by {python}: {failed}")
+    return failures
 
 
 def image_context(out: Path) -> Path:
@@ -193,15 +218,22 @@ def checksums(out: Path) -> Path:
     return path
 
 
-def release(out: Path, *, require_all: bool) -> int:
+def release(out: Path, *, pythons: Sequence[str], require_all: bool) -> int:
     missing: list[str] = []
     shutil.rmtree(out, ignore_errors=True)
     out.mkdir(parents=True)
     source = source_distribution(out)
     pure = pure_wheel(out, source)
     wheel = compiled_wheel(out)
+    wheels = {pure: sys.executable}
     if wheel is None:
-        missing.append("a compiled wheel: there is no C compiler, or MQD_PURE is set")
+        missing.append("compiled wheels: there is no C compiler, or MQD_PURE is set")
+    else:
+        wheels[wheel] = sys.executable
+        found, lacking = interpreters.find(pythons)
+        missing += lacking
+        wheels |= other_wheels(out, [each for each in found if each.path != sys.executable], missing)
+    failures = tried(wheels)
     image_context(out)
     pages = man_pages(out)
     (out / f"mqd-{VERSION}.cdx.json").write_text(json.dumps(bill_of_materials.bill(), indent=1) + "\n")
@@ -216,13 +248,24 @@ def release(out: Path, *, require_all: bool) -> int:
         print(path.relative_to(ROOT))
     for text in missing:
         say(f"left out: {text}")
-    return 1 if missing and require_all else 0
+    for text in failures:
+        say(f"FAILED: {text}")
+    return 1 if failures or (missing and require_all) else 0
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="make release", description=__doc__)
     parser.add_argument("--require-all", action="store_true", help="end with 1 if something was left out")
-    return release(RELEASE, require_all=parser.parse_args().require_all)
+    parser.add_argument(
+        "--python",
+        action="append",
+        default=interpreters.given_in(os.environ.get(interpreters.VARIABLE)),
+        metavar="PATH",
+        help="an interpreter for which a wheel is built; those in PATH are found. May be repeated; "
+        f"{interpreters.VARIABLE} has others, with colons between them",
+    )
+    options = parser.parse_args()
+    return release(RELEASE, pythons=options.python, require_all=options.require_all)
 
 
 if __name__ == "__main__":

@@ -58,5 +58,7 @@ class ManagedParts:
     began: float
     #: Begins an orderly shutdown.
     stop: Callable[[], None]
+    #: Returns whether a client or another node could be served now.
+    clients_wait: Callable[[], bool]
     #: Held from the check that an administrator is left until the change is made.
     user_changes: trio.Lock = field(default_factory=trio.Lock)

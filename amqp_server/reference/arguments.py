@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from amqp_server.broker.declared.argument_table import ROWS, Argument
+from amqp_server.broker.declared.exchange_arguments import BINDING_ROWS, ExchangeArgument
 from amqp_server.broker.declared.exchange_arguments import ROWS as EXCHANGE_ROWS
-from amqp_server.broker.declared.exchange_arguments import ExchangeArgument
 from amqp_server.broker.declared.policy import EXCHANGE_KEYS, KEYS, QUEUES, Key
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from amqp_server.reference.markdown import cell, code, head, prose, table
@@ -26,14 +26,6 @@ EXCHANGE_TYPE_TEXTS = {
     "x-delayed-message": "as its argument `x-delayed-type` says, and [waits](../delays.md#delayed-messages) in its queues",
     "x-super-stream": "to one [partition](../streams.md#super-streams), by the hash of the key",
 }
-
-BINDINGS = {
-    "x-match": (
-        "`headers`", "`all`, `any`, `all-with-x`, `any-with-x`",
-        "whether all arguments must match, or one; only the last two values compare headers that begin with `x-`",
-    ),
-    "x-stream-partition-order": ("`x-super-stream`, `direct`", "integer", "number of the partition"),
-}  # fmt: skip
 
 PASSIVE = {
     "x-stream-offset": ("stream", "integer", "[count the messages](../streams.md#how-far-it-has-come) from this offset on"),
@@ -155,15 +147,9 @@ def page() -> str:
     names = ", ".join(code(name) if name else "the default one" for name, _, _ in PREDECLARED)
     lines += [f"Every virtual host has these exchanges from its start: {names}.", ""]
     header = ["argument", "of type", "values", ""]
-    lines += table(
-        header,
-        (
-            [code(row.name), cell(_codes(row.types) or "all"), cell(values_of(row)), cell(row.text)]
-            for row in EXCHANGE_ROWS
-        ),
-    )
+    lines += table(header, map(_exchange_row, EXCHANGE_ROWS))
     lines += ["## Bindings", ""]
-    lines += table(header, ([code(name), *map(cell, rest)] for name, rest in BINDINGS.items()))
+    lines += table(header, map(_exchange_row, BINDING_ROWS))
     lines += ["## Passive declares", "", "Arguments of `queue.declare` with the flag `passive`:", ""]
     lines += table(header, ([code(name), *map(cell, rest)] for name, rest in PASSIVE.items()))
     lines += ["## Consumers", ""]
@@ -177,6 +163,10 @@ def page() -> str:
         ["header", "values", ""], ([code(name), *map(cell, rest)] for name, rest in DELIVERED.items())
     )
     return "\n".join(lines)
+
+
+def _exchange_row(row: ExchangeArgument) -> list[str]:
+    return [code(row.name), cell(_codes(row.types) or "all"), cell(values_of(row)), cell(row.text)]
 
 
 def _policy_arguments() -> list[tuple[str, str]]:

@@ -15,6 +15,7 @@ from .order import ORDER_SCENARIOS
 from .perf_test import PerfTest
 from .queues import Backlog, ManyQueues
 from .scenario import Scenario, at_least
+from .searched import Searched
 from .spark import SPARK_SCENARIOS
 from .spark_read import SPARK_READ_SCENARIOS
 from .spark_stream import SPARK_STREAM_SCENARIOS
@@ -142,6 +143,7 @@ SCENARIOS: tuple[Scenario, ...] = (
     *GROUP_SCENARIOS,
     Startup(),
     Watched(),
+    Searched(),
     *CLUSTER_SCENARIOS,
     *CLUSTER_GROUP_SCENARIOS,
     ClosedLoop(100, "transient", nodes=3),

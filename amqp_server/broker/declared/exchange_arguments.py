@@ -1,5 +1,5 @@
-"""The arguments of exchanges, a row for each, for the reference and for forms. Each type of exchange checks
-those that it takes; see the package `exchanges`.
+"""The arguments of exchanges and of their bindings, a row for each, for the reference and for forms. Each
+type of exchange checks those that it takes; see the package `exchanges`.
 """
 
 from __future__ import annotations
@@ -55,5 +55,23 @@ ROWS = (
         "boolean",
         "true",
         "mark of super streams that RabbitMQ's tools declare",
+    ),
+)
+
+#: The arguments of bindings; the types are those of the exchanges that the bindings come from.
+BINDING_ROWS = (
+    ExchangeArgument(
+        "x-match",
+        ("headers",),
+        "choice",
+        ("all", "any", "all-with-x", "any-with-x"),
+        "whether all arguments must match, or one; only the last two values compare headers that begin with `x-`",
+    ),
+    ExchangeArgument(
+        "x-stream-partition-order",
+        ("x-super-stream", "direct"),
+        "number",
+        "integer",
+        "number of the partition",
     ),
 )

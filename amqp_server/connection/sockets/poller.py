@@ -63,6 +63,7 @@ class Poller:
         "_commits",
         "_epoll",
         "_link_by_fd",
+        "_look",
         "_links",
         "_others_fd",
         "_over",
@@ -93,6 +94,9 @@ class Poller:
         #: Time of the current round.
         self.now = monotonic()
         self._epoll = select.epoll()
+        #: Says whether the set has events, and leaves them there.
+        self._look = select.poll()
+        self._look.register(self._epoll.fileno(), select.POLLIN)
         #: None if commits are never delayed.
         self._commits = commits if self._epoll.fileno() < SELECT_FILES else None
         # Wakes the task that waits for the set, for work that no socket starts. Edge-triggered: each write is
@@ -123,6 +127,11 @@ class Poller:
 
     def fileno(self) -> int:
         return self._epoll.fileno()
+
+    def waited_for(self) -> bool:
+        """Return whether a socket is ready, or was and waits for its turn."""
+        ready = self._ready
+        return bool(ready.light or ready.heavy or self._links or (not self._closed and self._look.poll(0)))
 
     def include(self, others_fd: int) -> None:
         """Add the epoll set of others to this set: `serve_until` ends when it has events."""

@@ -87,9 +87,9 @@ async def cancel_waiting(
             call.held.give(call.held.bytes - held)
             looked_at, after = looked_at + part.looked_at, part.next
             for places in portions(part.places):
-                found = await direct.pick(queue, [place for place, _ in places])
+                found = await direct.pick(queue, [place for place, _ in places], call.slices.rest)
                 got = [each for each in found if message_id_of(each.content.properties) in ids]
-                await direct.ack(got)
+                await direct.ack(got, call.slices.rest)
                 for each in got:
                     message_id = message_id_of(each.content.properties)
                     cancelled[message_id] = cancelled.get(message_id, 0) + 1
@@ -116,7 +116,7 @@ async def _settled(call: Call, queue: Queue) -> None:
 
 async def cancel_for_clients(parts: ManagedParts, begun: trio.MemoryReceiveChannel[None]) -> None:
     """Answer requests until cancelled. `begun` gets something when there are some."""
-    slices = Slices(SLICE_MS)
+    slices = Slices(SLICE_MS, parts.clients_wait)
     places = trio.CapacityLimiter(SEARCHES_MAX)
 
     async def search(requests: list[Request]) -> None:

@@ -162,4 +162,4 @@ async def _give(call: Call, destination: Queue, messages: Sequence[Carried]) -> 
     if not messages:
         return []
     async with confirming(call.broker, destination.vhost.name) as direct:
-        return await direct.give(destination, messages, call.parts.commits.barrier)
+        return await direct.give(destination, messages, call.parts.commits.barrier, call.slices.rest)

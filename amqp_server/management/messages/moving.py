@@ -19,13 +19,13 @@ from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_
 from amqp_server.management.messages.conditions import Conditions, Message, given, require_version, wanted
 from amqp_server.management.request.answer import bad_request, known, not_found
 from amqp_server.management.request.call import Call
+from amqp_server.management.request.time_slices import Rest
 from quorum_queue.machine import versions
 from quorum_queue.machine.ready import Place
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
     from amqp_server.broker.topology.queue import Queue
-    from amqp_server.management.parts import ManagedParts
 
 
 #: Messages that are moved before the request waits for their confirms.
@@ -91,7 +91,7 @@ async def move(call: Call) -> Any:
         if asked.after:
             raise bad_request(f"after needs conditions: {NAMES}")
         count = await _to_move(call, queue, asked.count)
-        moved, refused = await move_messages(call.parts, vhost, name, asked.destination, count)
+        moved, refused = await move_messages(call, vhost, name, asked.destination, count)
         return {"moved": moved, "refused": refused}
     broker = call.broker
     refuse_while_blocked(broker)
@@ -100,8 +100,10 @@ async def move(call: Call) -> Any:
     moved = refused = 0
     async with confirming(broker, vhost) as direct:
         for places in portions(part.places):
-            got = await _pick(direct, queue, asked, places)
-            taken = await direct.hand_on(destination, got, call.parts.commits.barrier, one_by_one=True)
+            got = await _pick(call, direct, queue, asked, places)
+            taken = await direct.hand_on(
+                destination, got, call.parts.commits.barrier, call.slices.rest, one_by_one=True
+            )
             moved += taken
             if taken < len(got):
                 refused = len(got) - taken
@@ -132,8 +134,8 @@ async def purge(call: Call) -> Any:
     purged = 0
     with Direct(call.broker, vhost, ITSELF) as direct:
         for places in portions(part.places):
-            got = await _pick(direct, queue, asked, places)
-            await direct.ack(got)
+            got = await _pick(call, direct, queue, asked, places)
+            await direct.ack(got, call.slices.rest)
             purged += len(got)
     return {"purged": purged, "looked_at": part.looked_at, "next": part.next}
 
@@ -183,14 +185,14 @@ def portions(places: Places) -> Iterator[Places]:
         yield places[start : start + MOVED_AT_ONCE]
 
 
-async def _pick(direct: Direct, queue: Queue, asked: Conditions, places: Places) -> list[Got]:
+async def _pick(call: Call, direct: Direct, queue: Queue, asked: Conditions, places: Places) -> list[Got]:
     """Take the messages at these places that fulfil the conditions. After a restart of a node, others may
     have the positions of transient ones that were lost; they return to their places in the end.
     """
     # When a message came only the queue knows, and those that come later have fulfilled that, too.
     wants = list(wanted(msgspec.structs.replace(asked, since=None), 0))
     due = dict(places)
-    found = await direct.pick(queue, [place for place, _ in places])
+    found = await direct.pick(queue, [place for place, _ in places], call.slices.rest)
     return [
         each._replace(due_ms=due[each.place])
         for each in found
@@ -222,7 +224,7 @@ async def redrive(call: Call) -> Any:
     if asked.waiting:
         require_version(call, versions.CANCELS)
     count = await _to_move(call, queue, asked.count)
-    moved, kept = await redrive_messages(call.parts, vhost, name, count)
+    moved, kept = await redrive_messages(call, vhost, name, count)
     if asked.waiting:
         left = (MOVE_MAX if asked.count is None else asked.count) - moved - kept
         more, others = await _redrive_waiting(call, queue, left)
@@ -241,11 +243,11 @@ async def _redrive_waiting(call: Call, queue: Queue, count: int) -> tuple[int, i
             part = await matching(call, queue, everything, after, count - seen, waiting=True)
             after = part.next
             for places in portions(part.places):
-                got = await _pick(direct, queue, everything, places)
+                got = await _pick(call, direct, queue, everything, places)
                 seen += len(got)
                 for target, letters in _by_first_death(broker, vhost, queue.name, got):
                     moved += await direct.hand_on(
-                        target, letters, call.parts.commits.barrier, one_by_one=True
+                        target, letters, call.parts.commits.barrier, call.slices.rest, one_by_one=True
                     )
     return moved, seen - moved
 
@@ -271,45 +273,45 @@ async def confirming(broker: Broker, vhost: str) -> AsyncIterator[Direct]:
         yield direct
 
 
-async def move_messages(
-    parts: ManagedParts, vhost: str, source: str, destination: str, count: int
-) -> tuple[int, int]:
+async def move_messages(call: Call, vhost: str, source: str, destination: str, count: int) -> tuple[int, int]:
     """Move the first messages of a queue to another one; return how many went, and how many it refused.
 
     A message is removed from the first queue after the other one has confirmed it. If the node dies in
     between, it is in both queues.
     """
-    broker = parts.broker
+    broker, rest = call.broker, call.slices.rest
     refuse_while_blocked(broker)
     queue = destination_of(broker, vhost, destination)
     moved = 0
     async with confirming(broker, vhost) as direct:
         while moved < count:
-            got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE))
+            got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE), rest)
             if not got:
                 break
-            taken = await direct.hand_on(queue, got, parts.commits.barrier)
+            taken = await direct.hand_on(queue, got, call.parts.commits.barrier, rest)
             moved += taken
             if taken < len(got):
                 return moved, len(got) - taken
     return moved, 0
 
 
-async def redrive_messages(parts: ManagedParts, vhost: str, source: str, count: int) -> tuple[int, int]:
+async def redrive_messages(call: Call, vhost: str, source: str, count: int) -> tuple[int, int]:
     """Move the first messages of a queue to the queues in which they died first; return how many went, and
     how many stay at their places.
     """
-    broker = parts.broker
+    broker, rest = call.broker, call.slices.rest
     refuse_while_blocked(broker)
     moved = seen = 0
     async with confirming(broker, vhost) as direct:
         while seen < count:
-            got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE))
+            got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE), rest)
             if not got:
                 break
             seen += len(got)
             for queue, letters in _by_first_death(broker, vhost, source, got):
-                moved += await direct.hand_on(queue, letters, parts.commits.barrier, one_by_one=True)
+                moved += await direct.hand_on(
+                    queue, letters, call.parts.commits.barrier, rest, one_by_one=True
+                )
     return moved, seen - moved
 
 
@@ -333,10 +335,11 @@ def _by_first_death(
         yield before, letters
 
 
-async def _take_some(direct: Direct, queue: str, count: int) -> list[Got]:
+async def _take_some(direct: Direct, queue: str, count: int, rest: Rest) -> list[Got]:
     got: list[Got] = []
     size = 0
     while len(got) < count and size < GET_BYTES_MAX:
+        await rest()
         taken = await direct.get(queue)
         if taken is None:
             break

@@ -1,4 +1,4 @@
-"""The arguments that there are, for forms that declare queues and exchanges and set policies."""
+"""The arguments that there are, for forms that declare queues and exchanges, bind, and set policies."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from amqp_server.broker.declared.argument_table import ROWS, Argument
+from amqp_server.broker.declared.exchange_arguments import BINDING_ROWS, ExchangeArgument
 from amqp_server.broker.declared.exchange_arguments import ROWS as EXCHANGE_ROWS
-from amqp_server.broker.declared.exchange_arguments import ExchangeArgument
 from amqp_server.broker.declared.policy import APPLIES, EXCHANGE, EXCHANGE_KEYS, KEYS, QUEUES
 from amqp_server.management.request.call import Call
 
@@ -51,6 +51,7 @@ async def arguments(call: Call) -> dict[str, Any]:
     return {
         "queues": [_field(row.name, row.types, row) for row in ROWS],
         "exchanges": [_field(row.name, row.types, row) for row in EXCHANGE_ROWS],
+        "bindings": [_field(row.name, row.types, row) for row in BINDING_ROWS],
         "policies": _policy_fields(),
         "apply-to": {name: sorted(kinds) for name, kinds in APPLIES.items()},
     }

@@ -77,6 +77,8 @@ LOGINS_SHARE = 8
 PIECE_BYTES = 64 * 1024
 #: Bytes of an answer that are hashed at a time.
 HASHED_BYTES = 1024 * 1024
+#: Rows that are encoded in one step.
+ROWS_AT_ONCE = 50
 
 
 #: Finds an exchange with an empty name in a path: RabbitMQ's rabbitmqadmin writes the default exchange so.
@@ -422,7 +424,7 @@ class Streamed(Response):
 
 
 async def _alive(request: Request) -> Response:
-    return _whole(Answer(200, {"status": "ok"}), HEADERS)
+    return Response(encode({"status": "ok"}), 200, HEADERS, JSON)
 
 
 def _note(endpoint: Endpoint, request: Request, user: User, status: int) -> None:
@@ -459,7 +461,7 @@ async def _response(answer: object, call: Call) -> Response:
         if second is None:
             return Response(first, told.status, headers, JSON)
         return Streamed(first + second, chunks, headers)
-    response = _whole(told, headers)
+    response = _whole(told, headers, await _encoded(told.body, call))
     call.held.add(len(response.body))
     if told.tagged:
         etag = await _etag(response.body, call)
@@ -479,13 +481,28 @@ async def _etag(body: bytes | memoryview, call: Call) -> str:
     return f'"{digest.hexdigest()}"'
 
 
-def _whole(told: Answer, headers: Mapping[str, str]) -> Response:
+async def _encoded(body: object, call: Call) -> bytes:
+    """Encode a body, of which one field may have many rows, such as messages."""
+    if body is None:
+        return b""
+    rows = body.get("messages") if isinstance(body, dict) else None
+    if not isinstance(body, dict) or not isinstance(rows, list) or len(rows) <= ROWS_AT_ONCE:
+        return encode(body)
+    parts = []
+    for start in range(0, len(rows), ROWS_AT_ONCE):
+        await call.slices.rest()
+        parts.append(encode(rows[start : start + ROWS_AT_ONCE])[1:-1])
+    others = encode({name: value for name, value in body.items() if name != "messages"})
+    return b'{"messages":[' + b",".join(parts) + b"]" + (b"," if len(others) > 2 else b"") + others[1:]
+
+
+def _whole(told: Answer, headers: Mapping[str, str], encoded: bytes) -> Response:
     if told.location:
         headers = {**headers, "location": told.location}
     after = None if told.after is None else BackgroundTask(told.after)
     if told.body is None:
         return Response(status_code=told.status, headers=headers, background=after)
-    return InPieces(encode(told.body), told.status, headers, JSON, after)
+    return InPieces(encoded, told.status, headers, JSON, after)
 
 
 async def unrouted(request: Request, error: Exception) -> Response:

@@ -77,7 +77,7 @@ async def _serve_metrics(
     from amqp_server.management.serving.server import Limits, Server
     from amqp_server.management.statistics.metric_values import Measures
 
-    slices = Slices(config.http_slice_ms)
+    slices = Slices(config.http_slice_ms, parts.clients_wait)
     app = Metrics(Measures(parts), slices, config.metrics_objects_max).app()
     files = parts.descriptors
     server = Server(app, Limits.of(config, files.http_max), slices, parts.broker.log_limit)
@@ -89,7 +89,7 @@ def _api(parts: ManagedParts, config: Config) -> tuple[Api, Slices]:
     from amqp_server.management.serving.http import Api
     from amqp_server.management.serving.page_sessions import SessionLimits
 
-    slices = Slices(config.http_slice_ms)
+    slices = Slices(config.http_slice_ms, parts.clients_wait)
     api = Api(
         parts,
         config.http_body_bytes_max,

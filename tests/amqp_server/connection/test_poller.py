@@ -235,6 +235,19 @@ def test_messages_of_many_clients_make_one_commit(node: PolledNode, monkeypatch:
         assert [type(answer) for answer in each.answers()] == [commands.Basic.Ack]
 
 
+def test_a_look_tells_whether_a_client_waits_and_leaves_it_to_the_next_round(node: PolledNode) -> None:
+    client = node.client()
+    client.call(commands.Queue.Declare(queue="q"))
+    node.settle()
+    assert not node.poller.waited_for()
+    client.send(publish("q"))
+    assert node.poller.waited_for() and node.poller.waited_for()
+    queue = node.broker.vhost("/").queues["q"].host
+    assert queue.ready_count == 0
+    node.settle()
+    assert queue.ready_count == 1 and not node.poller.waited_for()
+
+
 def test_a_full_socket_does_not_hold_others(node: PolledNode) -> None:
     slow, quick = node.client("slow", send_buffer_bytes=4_096), node.client("quick")
     slow.call(commands.Queue.Declare(queue="large"))

@@ -118,6 +118,9 @@ class ManagedNode(MemoryNode):
     def stop(self) -> None:
         self.stopped += 1
 
+    def clients_wait(self) -> bool:
+        return False
+
     def ready(self, queue: str) -> int:
         """How many messages are ready in a queue of the vhost /."""
         return self.broker.vhost("/").queues[queue].host.ready_count

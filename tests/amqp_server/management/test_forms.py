@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from amqp_server.broker.declared.argument_table import ARGUMENTS
+from amqp_server.broker.declared.exchange_arguments import BINDING_ROWS
 from amqp_server.broker.declared.exchange_arguments import ROWS as EXCHANGE_ROWS
 from amqp_server.broker.declared.policy import KEYS
 from exchanges.registry import EXCHANGE_TYPES
@@ -34,7 +35,11 @@ async def test_every_argument_has_a_field_for_its_values(connect: Connect) -> No
     assert {row["name"]: set(row["types"]) for row in told["exchanges"]} == {
         row.name: set(row.types) for row in EXCHANGE_ROWS
     }
-    assert {each for row in told["exchanges"] for each in row["types"]} <= {*EXCHANGE_TYPES}
+    assert {row["name"]: set(row["types"]) for row in told["bindings"]} == {
+        row.name: set(row.types) for row in BINDING_ROWS
+    }
+    for kind in ("exchanges", "bindings"):
+        assert {each for row in told[kind] for each in row["types"]} <= {*EXCHANGE_TYPES}
     assert {row["name"]: row["operators"] for row in told["policies"]} == {
         name: bool(key.operators) for name, key in KEYS.items()
     }
@@ -55,6 +60,21 @@ async def test_a_queue_takes_what_its_form_offers(connect: Connect) -> None:
                 answer = await client.put("queues/%2F/offered", json={"arguments": arguments})
                 assert answer.status_code == 201, (arguments, answer.text)
                 assert (await client.delete("queues/%2F/offered")).status_code == 204
+
+
+async def test_a_binding_takes_what_its_form_offers(connect: Connect) -> None:
+    client = connect("admin")
+    told: dict[str, Any] = (await client.get("arguments")).json()
+    assert (await client.put("queues/%2F/offered", json={})).status_code == 201
+    for row in told["bindings"]:
+        for kind in {*row["types"]} - {"x-super-stream"}:
+            for value in row["choices"] or [0]:
+                answer = await client.post(
+                    f"bindings/%2F/e/amq.{kind}/q/offered", json={"arguments": {row["name"]: value}}
+                )
+                assert answer.status_code == 201, (row["name"], value, answer.text)
+    wrong = {"arguments": {"x-match": "some"}}
+    assert (await client.post("bindings/%2F/e/amq.headers/q/offered", json=wrong)).status_code == 400
 
 
 async def test_policies_that_would_apply(connect: Connect) -> None:

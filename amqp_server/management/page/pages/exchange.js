@@ -1,6 +1,7 @@
 // One exchange: its bindings as a graph, and where a message would go.
 
 import {exchangePart, get, post, remove} from "../api.js";
+import {ArgumentFields, NamedValues, withArguments} from "../arguments.js";
 import {append, button, fill, h, name} from "../dom.js";
 import {ask, form, input, labelled, valueOf} from "../dialog.js";
 import {Facts} from "../facts.js";
@@ -85,7 +86,7 @@ export async function show(root, {parts: [vhost, exchange], query, signal}) {
   });
 
   append(root, [
-    h("div", {class: "title"}, h("h1", {}, "Exchange ", name(exchange || "(default)")), actions(vhost, exchange, () => {
+    h("div", {class: "title"}, h("h1", {}, "Exchange ", name(exchange || "(default)")), actions(vhost, exchange, signal, () => {
       again();
       reload();
     })),
@@ -171,15 +172,37 @@ function way(vhost, binding) {
   return [`to ${binding.destination_type} `, name(binding.destination, target), by.length ? ` by ${by.join(", ")}` : ""];
 }
 
-function actions(vhost, exchange, again) {
+/** What the bindings of an exchange have beside the key. */
+function bindingArguments({type, arguments: own}, bindings) {
+  const routing = type === "x-delayed-message" ? own["x-delayed-type"] : type;
+  const headers = routing === "headers";
+  const help = headers
+    ? "A message must have them, all or one, as x-match says. With `any value`, it must have the header."
+    : `Exchanges of type ${routing} do not look at them.`;
+  const others = new NamedValues(headers ? "Headers" : "Others", help);
+  const made = new ArgumentFields("Arguments", null, () => bindings.filter((row) => row.types.includes(routing)), {}, others);
+  made.element.open = headers;
+  return made;
+}
+
+function actions(vhost, exchange, signal, again) {
   const path = ["exchanges", vhost, exchangePart(exchange)];
 
-  function bind() {
+  async function bind() {
+    try {
+      const row = await get(path, {}, signal);
+      withArguments(({bindings}) => bindTo(bindingArguments(row, bindings)));
+    } catch (error) {
+      if (error.name !== "AbortError") refused(error);
+    }
+  }
+
+  function bindTo(made) {
     const fields = [
       {name: "kind", label: "To", type: "select", options: [["q", "queue"], ["e", "exchange"]]},
       {name: "destination", label: "Name", required: true},
       {name: "routing_key", label: "Routing key"},
-      {name: "arguments", label: "Arguments", type: "json"},
+      {name: "arguments", made},
     ];
     form(`Bind to ${exchange}`, fields, "Bind", async ({kind, destination, ...body}) => {
       await post(["bindings", vhost, "e", exchangePart(exchange), kind, destination], body);

@@ -82,6 +82,11 @@ def test_axe_finds_nothing_serious(
     unfold(visit.page.get_by_role("dialog"))
     look("a form")
     visit.page.keyboard.press("Escape")
+    visit.go("exchange", "/", "amq.headers")
+    visit.page.get_by_role("button", name="Bind", exact=True).click()
+    expect(visit.page.get_by_role("dialog").locator(".named-value")).to_be_visible()
+    look("a binding")
+    visit.page.keyboard.press("Escape")
     broker.api("PUT", "/api/nodes/n1/memory-limit", {"limit": "1MiB"})
     try:
         expect(visit.page.get_by_role("alert", name="Alarms")).to_be_visible()

@@ -252,7 +252,8 @@ def test_an_exchange_is_declared_bound_published_to_unbound_and_deleted(visit: V
         arguments,
     ]
 
-    visit.send("Bind", destination="orders", routing_key="order.*", arguments='{"note": 1}')
+    note = {"header-name": "note", "header-type": "number", "header-value": "1"}
+    visit.send("Bind", destination="orders", routing_key="order.*", **note)
     visit.send("Bind", kind="e", destination="amq.direct", routing_key="#")
     bindings = page.get_by_role("table").last
     expect(row(bindings, "orders", "order.*", "note=1")).to_be_visible()
@@ -298,6 +299,103 @@ def test_an_exchange_is_declared_bound_published_to_unbound_and_deleted(visit: V
 
 
 # -- connections ---------------------------------------------------------------------------------------------
+
+
+def header(dialog: Any, number: int, name: str, kind: str, value: str | None = None) -> None:
+    """Enter a header into the line of this number, which is added unless it is there."""
+    line = dialog.locator(".named-value").nth(number)
+    if not line.count():
+        dialog.get_by_role("button", name="Add a name").click()
+    enter(line.locator("[name=header-name]"), name)
+    enter(line.locator("[name=header-type]"), kind)
+    if value is not None:
+        enter(line.locator("[name=header-value]"), value)
+
+
+def test_headers_of_a_binding_have_types(visit: Visit, broker: Broker) -> None:
+    declare(broker, "orders")
+    broker.api("PUT", "/api/exchanges/%2F/typed", {"type": "headers"})
+    page = visit.log_in()
+    visit.go("exchange", "/", "typed")
+    page.get_by_role("button", name="Bind", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    enter(dialog.locator("[name=destination]"), "orders")
+    enter(dialog.locator("[name=x-match]"), "any-with-x")
+    header(dialog, 0, "tenant", "text", "7")
+    header(dialog, 1, "tries", "number", "7")
+    header(dialog, 2, "share", "number", "-0.5")
+    header(dialog, 3, "paid", "flag", "false")
+    header(dialog, 4, "x-seen", "present")
+    header(dialog, 5, "parts", "json", "[1, null]")
+    header(dialog, 6, "gone", "text", "1")
+    dialog.locator(".named-value").nth(6).get_by_role("button", name="Remove").click()
+    expect(dialog.locator(".named-value").nth(4).locator("[name=header-value]")).to_have_count(0)
+    dialog.get_by_role("button", name="Bind").click()
+    expect(dialog).to_have_count(0)
+    (told,) = broker.api("GET", "/api/exchanges/%2F/typed/bindings/source")
+    assert told["arguments"] == {
+        "x-match": "any-with-x",
+        "tenant": "7",
+        "tries": 7,
+        "share": -0.5,
+        "paid": False,
+        "x-seen": None,
+        "parts": [1, None],
+    }
+    properties = {"headers": {"x-seen": "whenever"}}
+    asked = {"routing_key": "", "payload": "a", "payload_encoding": "string", "properties": properties}
+    assert broker.api("POST", "/api/exchanges/%2F/typed/publish", asked) == {"routed": True}
+
+
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        ([("tries", "number", "many")], "tries: this is no number"),
+        ([("tries", "number", "9007199254740993")], "tries: this number has more digits"),
+        ([("parts", "json", "[1")], "parts: this is no JSON"),
+        ([("", "text", "7")], "a value has no name"),
+        ([("a", "text", "7"), ("a", "text", "8")], "a is there twice"),
+        ([("x-match", "text", "all")], "x-match is there twice"),
+    ],
+)
+def test_a_header_that_is_refused_stays_in_the_form(
+    visit: Visit, broker: Broker, lines: list[tuple[str, str, str]], reason: str
+) -> None:
+    declare(broker, "orders")
+    broker.api("PUT", "/api/exchanges/%2F/refusing", {"type": "headers"})
+    page = visit.log_in()
+    visit.go("exchange", "/", "refusing")
+    page.get_by_role("button", name="Bind", exact=True).click()
+    dialog = page.get_by_role("dialog")
+    enter(dialog.locator("[name=destination]"), "orders")
+    enter(dialog.locator("[name=x-match]"), "any")
+    for number, line in enumerate(lines):
+        header(dialog, number, *line)
+    dialog.get_by_role("button", name="Bind").click()
+    expect(dialog.get_by_role("alert")).to_contain_text(reason)
+    expect(dialog.locator("[name=header-value]").last).to_have_value(lines[-1][2])
+    assert broker.api("GET", "/api/exchanges/%2F/refusing/bindings/source") == []
+
+
+def test_a_binding_has_the_arguments_of_its_exchange(visit: Visit, broker: Broker) -> None:
+    delayed = {"type": "x-delayed-message", "arguments": {"x-delayed-type": "headers"}}
+    broker.api("PUT", "/api/exchanges/%2F/later", delayed)
+    page = visit.log_in()
+    for exchange, names in {
+        "amq.headers": {"x-match"},
+        "later": {"x-match"},
+        "amq.direct": {"x-stream-partition-order"},
+        "amq.topic": set(),
+    }.items():
+        visit.go("exchange", "/", exchange)
+        shows(page, f"Exchange {exchange}")
+        page.get_by_role("button", name="Bind", exact=True).click()
+        dialog = page.get_by_role("dialog")
+        unfold(dialog)
+        fields = dialog.locator(".argument-fields :is(input, select)")
+        expect(fields).to_have_count(len(names))
+        assert {field.get_attribute("name") for field in fields.all()} == names
+        page.keyboard.press("Escape")
 
 
 def test_a_connection_is_closed(visit: Visit, broker: Broker) -> None:
