@@ -30,8 +30,8 @@ class Found(NamedTuple):
 class Objects(Protocol):
     """All methods raise Unavailable."""
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
-        """Store an object of `size` bytes; it is there whole or not at all."""
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
+        """Store an object of `size` bytes, None: as many as there are; it is there whole or not at all."""
 
     def read(self, key: str, position: int, size: int) -> bytes:
         """Return fewer bytes only at the end of the object. Raises Absent."""
@@ -57,7 +57,7 @@ class NoObjects:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
         raise no_remote(self._name)
 
     def read(self, key: str, position: int, size: int) -> bytes:
