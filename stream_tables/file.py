@@ -18,9 +18,10 @@ from persistence.streams.batch import Batch
 from persistence.streams.reading import SegmentReader
 from persistence.streams.remote.cache import ObjectCache
 from persistence.streams.remote.manifest import Manifest
-from persistence.streams.remote.objects import Objects, Unavailable
+from persistence.streams.remote.objects import Objects, put_whole
 from persistence.streams.remote.reading import RemoteSegments
 from persistence.streams.remote.table import Write
+from stream_tables.ahead import Ahead
 from stream_tables.read_only import ReadOnlyFiles
 from stream_tables.rows import SCHEMA, Rows
 
@@ -40,20 +41,15 @@ class TableFile:
         self._job = job
         self._group_bytes = group_bytes
         self.key = job.table.key(job.range.first, job.range.stop)
-        self._rows = 0
-        self._bytes = 0
 
-    def write(self) -> int:
-        """Write it, unless the store has it; return the number of rows written. Raises Unavailable."""
-        if self._objects.size(self.key) is not None:
-            return 0
-        self._objects.put(self.key, self._parts(), None)
-        size = self._objects.size(self.key)
-        if size != self._bytes:
-            # Half a file would count as a whole one.
-            self._objects.delete([self.key])
-            raise Unavailable(f"{self.key} has {size} bytes after {self._bytes} were stored")
-        return self._rows
+    def write(self) -> None:
+        """Write it, unless the store has it. Raises Unavailable."""
+        if self._objects.size(self.key) is None:
+            parts = Ahead(self._parts())
+            try:
+                put_whole(self._objects, self.key, iter(parts))
+            finally:
+                parts.close()
 
     def _parts(self) -> Iterator[bytes]:
         sink = _Sink()
@@ -71,15 +67,9 @@ class TableFile:
         )
         for group in self._groups():
             writer.write_table(group, row_group_size=max(group.num_rows, 1))
-            self._rows += group.num_rows
-            yield from self._taken(sink)
+            yield from sink.take()
         writer.close()
-        yield from self._taken(sink)
-
-    def _taken(self, sink: _Sink) -> Iterator[bytes]:
-        for part in sink.take():
-            self._bytes += len(part)
-            yield part
+        yield from sink.take()
 
     def _groups(self) -> Iterator[Any]:
         range, rows = self._job.range, Rows()

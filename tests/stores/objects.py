@@ -12,11 +12,13 @@ from typing import Any
 
 from outcome import Outcome, capture
 
+from amqp_server.startup.stream_remotes import StreamRemote
 from persistence.streams.log import StreamLog
 from persistence.streams.remote.cache import ObjectCache
-from persistence.streams.remote.objects import Absent, Found, NoObjects, Objects, Unavailable
+from persistence.streams.remote.objects import Absent, Found, NoObjects, Objects, Unavailable, put_whole
 from persistence.streams.remote.reading import TieredReader
-from persistence.streams.remote.table import Job
+from persistence.streams.remote.table import Job, Write
+from stream_tables.work import Tables
 
 
 class SimulatedObjects:
@@ -81,6 +83,19 @@ class SimulatedObjects:
                 yield Found(key, len(data))
 
 
+class PlainTables(Tables):
+    """Writes files that have the first offset and the one behind the last, without a library."""
+
+    def __init__(self, name: str, objects: Objects) -> None:
+        super().__init__({name: StreamRemote(name, "file:///nowhere")}, lambda remote: objects, 0)
+        self._plain = objects
+
+    def _write(self, job: Write) -> None:
+        key = job.table.key(job.range.first, job.range.stop)
+        if self._plain.size(key) is None:
+            put_whole(self._plain, key, iter([f"{job.range.first} {job.range.stop}".encode()]))
+
+
 class SimulatedStores:
     """See persistence.streams.remote.stores.RemoteStores."""
 
@@ -123,4 +138,4 @@ def _no_tables(job: Job) -> int:
     raise NotImplementedError
 
 
-__all__ = ["SimulatedObjects", "SimulatedStores"]
+__all__ = ["PlainTables", "SimulatedObjects", "SimulatedStores"]

@@ -46,6 +46,25 @@ class Objects(Protocol):
         """Yield all objects whose keys begin with these whole parts of a key."""
 
 
+def put_whole(objects: Objects, key: str, parts: Iterator[bytes]) -> None:
+    """Store an object whose size is known when it is made, and look whether it is whole: nobody can see that
+    later. Raises Unavailable.
+    """
+    made = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal made
+        for part in parts:
+            made += len(part)
+            yield part
+
+    objects.put(key, counted(), None)
+    size = objects.size(key)
+    if size != made:
+        objects.delete([key])
+        raise Unavailable(f"{key} has {size} bytes after {made} were stored")
+
+
 def no_remote(name: str) -> Unavailable:
     """Return the error of a store that is not configured."""
     return Unavailable(f"this node has no remote '{name}' (stream_remotes)")
@@ -73,4 +92,4 @@ class NoObjects:
         raise no_remote(self._name)
 
 
-__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown", "no_remote"]
+__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown", "no_remote", "put_whole"]
