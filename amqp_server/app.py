@@ -269,7 +269,13 @@ class Node:
             {name: partial(open_remote, remote) for name, remote in config.remotes.items()},
             cache_bytes=config.stream_remote_cache_bytes,
             readers=config.stream_remote_readers,
-            tables=TableProcess(Settings(config.stream_remotes, config.stream_table_group_bytes)),
+            tables=TableProcess(
+                Settings(
+                    config.stream_remotes,
+                    config.stream_table_group_bytes,
+                    config.stream_table_timeout_ms / 1000,
+                )
+            ),
             with_catalog=frozenset(each.name for each in config.remotes.values() if each.catalog_file),
         )
         return StreamServices(

@@ -872,6 +872,14 @@ class Config:
         low=MIB,
         high=GIB,
     )
+    stream_table_timeout_ms: int = option(
+        1_800_000,
+        "Time for writing one file of a table, and for its commit to a catalog. Then the process that writes is "
+        "killed, and tries again later.",
+        unit="ms",
+        low=1_000,
+        high=86_400_000,
+    )
     stream_names_max: int = option(
         1_000,
         "Offsets that one stream stores by name (x-group); consumers with further names are refused with "

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+import traceback
 from queue import Empty, SimpleQueue
 from typing import BinaryIO, Final
 
@@ -36,6 +37,18 @@ NICENESS: Final = 10
 
 
 def main() -> None:
+    code = 1
+    try:
+        _serve()
+        code = 0
+    except BaseException:  # noqa: BLE001  # It ends.
+        traceback.print_exc()
+    finally:
+        # The thread that waits for input holds a lock that an orderly end would want.
+        os._exit(code)
+
+
+def _serve() -> None:
     # The broker says when it ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.nice(NICENESS)

@@ -10,10 +10,11 @@ from __future__ import annotations
 import re
 import tomllib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from typing import Any, Final
+from urllib.parse import urlsplit
 
 from amqp_server.secret_files import SecretFileError, read_secret
 from amqp_server.startup.remotes import credentials
@@ -33,25 +34,29 @@ _RETRIES: Final = "commit.retry.num-retries"
 #: Schemes of stores for which the library takes the same URLs.
 _SCHEMES: Final = ("s3://", "gs://", "file://")
 
+#: Names of properties whose values are secret.
+_IS_SECRET: Final = re.compile("secret|password|token|credential|key", re.IGNORECASE)
+
 
 class Catalog:
     """All methods raise Unavailable."""
 
-    def __init__(self, catalog: Any, namespace: str, url: str) -> None:
-        """`url` is that of the store."""
+    def __init__(self, catalog: Any, namespace: str, url: str, secrets: Sequence[str]) -> None:
+        """`url` is that of the store. No error has one of the `secrets` in its text."""
         self._catalog = catalog
         self._namespace = namespace
         self._url = url
+        self._secrets = secrets
 
     def next_offset(self, table: TableName) -> int:
         """Return the offset behind the last message that the table has; -1 if there is none."""
-        with _unavailable():
+        with _unavailable(self._secrets):
             found = self._loaded(table)
             return -1 if found is None else int(found.properties.get(NEXT_OFFSET, -1))
 
     def add(self, table: TableName, key: str, stop: int) -> None:
         """Add a file with the messages before `stop`, unless the table has them."""
-        with _unavailable():
+        with _unavailable(self._secrets):
             found = self._loaded(table) or self._created(table)
             if int(found.properties.get(NEXT_OFFSET, -1)) >= stop:
                 return
@@ -65,7 +70,7 @@ class Catalog:
 
     def cut(self, table: TableName, before: int) -> None:
         """Remove the messages before this offset: their files are deleted afterwards."""
-        with _unavailable(), warnings.catch_warnings():
+        with _unavailable(self._secrets), warnings.catch_warnings():
             # There may be none.
             warnings.simplefilter("ignore")
             found = self._loaded(table)
@@ -74,7 +79,7 @@ class Catalog:
 
     def drop(self, table: TableName) -> None:
         """Forget the table of a stream that is deleted."""
-        with _unavailable():
+        with _unavailable(self._secrets):
             if self._loaded(table) is not None:
                 self._catalog.drop_table(self._identifier(table))
 
@@ -129,9 +134,21 @@ def open_catalog(remote: StreamRemote) -> Catalog:
         raise Unavailable('the library pyiceberg is missing: pip install "mqd[table]"') from None
     settings = _settings(remote.catalog_file)
     namespace = settings.pop("namespace", NAMESPACE)
-    with _unavailable():
-        catalog = load_catalog(remote.name, **(_of_store(remote) | settings))
-        return Catalog(catalog, namespace, remote.url.rstrip("/"))
+    settings = _of_store(remote) | settings
+    secrets = _secrets(settings)
+    with _unavailable(secrets):
+        catalog = load_catalog(remote.name, **settings)
+        return Catalog(catalog, namespace, remote.url.rstrip("/"), secrets)
+
+
+def _secrets(settings: Mapping[str, str]) -> list[str]:
+    """Return values, and passwords in URLs, that nobody may see."""
+    found = [value for name, value in settings.items() if _IS_SECRET.search(name)]
+    for value in settings.values():
+        password = urlsplit(value).password if "://" in value else None
+        if password:
+            found.append(password)
+    return [value for value in found if value]
 
 
 def _of_store(remote: StreamRemote) -> dict[str, str]:
@@ -162,15 +179,18 @@ def _settings(path: str) -> dict[str, str]:
 
 
 @contextmanager
-def _unavailable() -> Iterator[None]:
+def _unavailable(secrets: Sequence[str]) -> Iterator[None]:
     """Whatever fails in the library may work later."""
     try:
         yield
     except Unavailable:
         raise
-    except Exception as error:  # Libraries of catalogs raise errors of many kinds.
-        text = " ".join(str(error).split())[:300]
-        raise Unavailable(f"the Iceberg catalog: {type(error).__name__}: {text}") from error
+    except Exception as error:  # noqa: BLE001  # Libraries of catalogs raise errors of many kinds.
+        text = str(error)
+        for secret in secrets:
+            text = text.replace(secret, "***")
+        text = " ".join(text.split())[:300]
+        raise Unavailable(f"the Iceberg catalog: {type(error).__name__}: {text}") from None
 
 
 __all__ = ["Catalog", "open_catalog", "table_name"]

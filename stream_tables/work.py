@@ -6,7 +6,16 @@ from collections.abc import Callable, Mapping
 
 from amqp_server.startup.stream_remotes import StreamRemote
 from persistence.streams.remote.objects import Objects, Unavailable, no_remote
-from persistence.streams.remote.table import Cut, Drop, Find, Job, TableName, Write
+from persistence.streams.remote.table import (
+    Cut,
+    Drop,
+    Find,
+    Job,
+    TableName,
+    Write,
+    files_of,
+    offsets_of_table,
+)
 from stream_tables.catalog import Catalog, open_catalog
 
 
@@ -63,6 +72,7 @@ class Tables:
 
     def _find(self, job: Find) -> int:
         objects, table, ranges = self._store(job.table.remote), job.table, job.ranges
+        self._delete_old(objects, table, ranges[0][0])
         # Files are written in order, so the first missing one is found by halving.
         low, high = 0, len(ranges)
         while low < high:
@@ -74,6 +84,19 @@ class Tables:
         written = ranges[low - 1][1] if low else -1
         catalog = self._catalog(table)
         return written if catalog is None else min(written, catalog.next_offset(table))
+
+    def _delete_old(self, objects: Objects, table: TableName, first: int) -> None:
+        """Delete files of messages that were deleted: a broker that was killed before it could, or in the
+        middle of writing one of them, has left them.
+        """
+        files = files_of(list(objects.found(table.directory)), table.identity)
+        old = [key for key in files if offsets_of_table(key)[1] <= first]
+        if not old:
+            return
+        catalog = self._catalog(table)
+        if catalog is not None:
+            catalog.cut(table, first)
+        objects.delete(old)
 
     def _write(self, job: Write) -> None:
         try:

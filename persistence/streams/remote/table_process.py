@@ -40,6 +40,8 @@ class Settings(NamedTuple):
     remotes: tuple[str, ...]
     #: Bytes of messages after which a row group ends.
     group_bytes: int
+    #: Time for one job, after which the process is killed.
+    timeout_s: float
     idle_s: float = IDLE_S
 
 
@@ -55,12 +57,18 @@ class TableProcess:
     def do(self, job: Job) -> int:
         """Let the process do a job; return what it answers. Raises Unavailable, Stopping, RuntimeError."""
         data = encode_job(job)
-        answer = self._ask(self._running(fresh=False), data)
-        if answer is None:
+        late: list[bool] = []
+        answer = self._ask(self._running(fresh=False), data, late)
+        if answer is None and not late:
             # It had nothing to do for a while, and ended.
-            answer = self._ask(self._running(fresh=True), data)
+            answer = self._ask(self._running(fresh=True), data, late)
         if self._stopped:
             raise Stopping
+        if late:
+            raise Unavailable(
+                f"the process that writes tables did not come to an end within {self._settings.timeout_s:.0f} s "
+                "(stream_table_timeout_ms) and was killed"
+            )
         if answer is None:
             raise Unavailable("the process that writes tables has ended; its log is that of the broker")
         kind, found, text = answer
@@ -99,14 +107,27 @@ class TableProcess:
             write_frame(process.stdin, msgspec.msgpack.encode(self._settings))
         return process
 
-    def _ask(self, process: subprocess.Popen[bytes], data: bytes) -> tuple[str, int, str] | None:
-        """Return the answer; None if the process has ended."""
+    def _ask(
+        self, process: subprocess.Popen[bytes], data: bytes, late: list[bool]
+    ) -> tuple[str, int, str] | None:
+        """Return the answer; None if the process has ended, or was killed because it was late."""
         assert process.stdin is not None and process.stdout is not None
+
+        def kill() -> None:
+            late.append(True)
+            process.kill()
+
+        # A store or a catalog may never answer, and other streams wait.
+        timer = threading.Timer(self._settings.timeout_s, kill)
+        timer.daemon = True
+        timer.start()
         try:
             write_frame(process.stdin, data)
             frame = read_frame(process.stdout)
         except (OSError, ValueError):
             return None
+        finally:
+            timer.cancel()
         return None if frame is None else _answer_decoder.decode(frame)
 
     def stop(self) -> None:
@@ -114,17 +135,17 @@ class TableProcess:
         with self._lock:
             self._stopped = True
             if self._process is not None:
-                self._process.kill()
-                self._process.wait()
+                _end(self._process)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     process.kill()
+    # Who reads from it comes to the end.
+    process.wait()
     for pipe in (process.stdin, process.stdout):
         if pipe is not None:
             with suppress(OSError):
                 pipe.close()
-    process.wait()
 
 
 def write_frame(file: IO[bytes], data: bytes) -> None:
