@@ -21,7 +21,7 @@ from pyiceberg.exceptions import NoSuchTableError
 from conformance_tests.patience import open_connection
 from tests.reliability.node import Node, wait_until
 from tests.reliability.test_streams import noise, url
-from tests.reliability.test_tiered_streams import OPTIONS, STREAM, publish, publish_and_kill, row
+from tests.reliability.test_tiered_streams import OPTIONS, STREAM, publish, publish_and_kill, read, row
 
 ARGUMENTS: dict[str, Any] = {
     "x-queue-type": "stream",
@@ -90,6 +90,8 @@ def test_a_stream_is_read_by_duckdb(tmp_path: Path) -> None:
             FROM read_parquet('{files(tmp_path)}')
         """
         assert duckdb.execute(query).fetchall() == [(stop, stop, 0, True, True)]
+        # The rest is in the stream, from there on.
+        assert [offset for offset, _ in read(node.port, stop, 600)] == list(range(stop, 600))
         told = node.mqctl("list_queues", "name", "table", "table_next_offset")
         assert f"tables/@2f/{STREAM}" in told and str(stop) in told
         told = node.mqctl("remote", "check")

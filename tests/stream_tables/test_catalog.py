@@ -14,6 +14,7 @@ from persistence.streams.remote.objects import Unavailable
 from persistence.streams.remote.table import TableName
 from stream_tables.catalog import Catalog, open_catalog, table_name
 from stream_tables.rows import SCHEMA
+from tests.stores.s3 import BUCKET, s3_server, write_keys
 
 TABLE = TableName("archive", "/", "events", "identity")
 
@@ -143,3 +144,26 @@ def test_other_users_must_not_read_the_file(tmp_path: Path) -> None:
 def test_azure_has_no_iceberg_tables(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="s3://"):
         open_catalog(StreamRemote("archive", "az://a/b", catalog_file=catalog_file(tmp_path, "")))
+
+
+def test_a_table_in_s3_is_read_with_the_keys_of_the_store(tmp_path: Path) -> None:
+    file = catalog_file(
+        tmp_path, f'type = "sql"\nuri = "sqlite:///{tmp_path}/c.db"\nwarehouse = "s3://{BUCKET}/warehouse"\n'
+    )
+    with s3_server() as server:
+        remote = StreamRemote(
+            "archive",
+            f"s3://{BUCKET}/prefix",
+            region="us-east-1",
+            endpoint=server.endpoint,
+            allow_http=True,
+            credentials_file=str(write_keys(tmp_path)),
+            catalog_file=file,
+        )
+        catalog, key = open_catalog(remote), put(tmp_path, 0, 5)
+        data = (tmp_path / "store" / key).read_bytes()
+        server.objects("prefix").put(key, iter([data]), len(data))
+        catalog.add(TABLE, key, 5)
+        assert offsets(catalog) == list(range(5))
+        catalog.cut(TABLE, 5)
+        assert offsets(catalog) == []

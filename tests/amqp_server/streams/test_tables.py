@@ -21,7 +21,7 @@ from persistence.streams.remote.table import Find, Job, Write, table_directory
 from quorum_queue.local_host import NodeServices
 from stream_tables.work import Tables
 from tests.amqp_server.connection.node import Peer
-from tests.amqp_server.streams.node import declare, opened
+from tests.amqp_server.streams.node import declare, opened, publish
 from tests.amqp_server.streams.test_tiers import LOCAL, TieredNode, fill
 
 TABLE = {"x-stream-table": "parquet"}
@@ -98,6 +98,19 @@ def test_a_stream_is_a_table(node: TableNode) -> None:
     rows = node.rows()
     assert set(rows.column("routing_key").to_pylist()) == {"s"}
     assert node.host().table_figures() == ("tables/@2f/s", tier.stop)
+
+
+@pytest.mark.parametrize("codec", ["zstd", "lz4", "none"])
+def test_compressed_segments_and_those_without_duplicates_are_tables(node: TableNode, codec: str) -> None:
+    peer = with_table(node, **{"x-stream-compression": codec, "x-deduplication": True})
+    for number in range(40):
+        for _ in range(2):
+            # The second one is a duplicate, and takes no offset.
+            publish(peer, [b"%06d" % number * 20], more=[{"x-deduplication-id": f"m{number}"}])
+            node.work()
+    tier = node.host().tier
+    assert tier is not None and len(tier.ranges) > 2 and node.host().next_offset == 40
+    check(node)
 
 
 def pass_minutes(node: TableNode, minutes: int) -> None:
