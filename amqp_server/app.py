@@ -38,7 +38,7 @@ from amqp_server.build import BUILD
 from amqp_server.clock import SystemClock
 from amqp_server.cluster.errors import ClusterError, OutOfCluster, StartAgain
 from amqp_server.cluster.membership.membership import check_alone, drop_copies
-from amqp_server.conditions import STREAM_REMOTE, ConditionWatch
+from amqp_server.conditions import STREAM_REMOTE, STREAM_TABLE, ConditionWatch
 from amqp_server.config import AUTO, VERSION, Config, age_ms
 from amqp_server.connection.ack_timeout import AckTimeout
 from amqp_server.connection.login.authentication import Authentication
@@ -84,6 +84,7 @@ from persistence.journal import Journal, SpillJournal
 from persistence.replica_logs.logs import Groups
 from persistence.store import DATA_FILE
 from persistence.streams.remote.stores import RemoteStores
+from persistence.streams.remote.table_process import Settings, TableProcess
 from persistence.streams.retention import RetentionLimits
 from persistence.streams.store import StreamStore
 from quorum_queue.boundary import Boundary, Fatal
@@ -274,6 +275,14 @@ class Node:
             {name: partial(open_remote, remote) for name, remote in config.remotes.items()},
             cache_bytes=config.stream_remote_cache_bytes,
             readers=config.stream_remote_readers,
+            tables=TableProcess(
+                Settings(
+                    config.stream_remotes,
+                    config.stream_table_group_bytes,
+                    config.stream_table_timeout_ms / 1000,
+                )
+            ),
+            with_catalog=frozenset(each.name for each in config.remotes.values() if each.catalog_file),
         )
         return StreamServices(
             clock=services.clock,
@@ -305,6 +314,7 @@ class Node:
             remotes=Remotes(
                 self.remote_stores,
                 lambda text: alarms.set_condition(STREAM_REMOTE, text),
+                on_tables=lambda text: alarms.set_condition(STREAM_TABLE, text),
                 timeout_ms=config.stream_remote_timeout_ms,
             ),
         )

@@ -20,8 +20,8 @@ from amqp_server.config import Config
 #: Names of the alarms.
 CERTIFICATE, CLOCK, FAILED_QUEUES, NO_MAJORITY = "certificate", "clock", "failed_queues", "no_majority"
 #: Set by the streams themselves.
-STREAM_REMOTE = "stream_remote"
-CONDITIONS = (CERTIFICATE, CLOCK, FAILED_QUEUES, NO_MAJORITY, STREAM_REMOTE)
+STREAM_REMOTE, STREAM_TABLE = "stream_remote", "stream_table"
+CONDITIONS = (CERTIFICATE, CLOCK, FAILED_QUEUES, NO_MAJORITY, STREAM_REMOTE, STREAM_TABLE)
 #: Interval of looks, s.
 INTERVAL_S: Final = 2.0
 #: A missing majority is an alarm when this many looks in a row have found none: elections are no alarm.

@@ -845,8 +845,8 @@ class Config:
     stream_remotes: tuple[str, ...] = option(
         (),
         "Object stores for old segments of streams (x-stream-remote), as name=url: s3://bucket/prefix, gs://, az:// or "
-        "file:///directory. In the file, a table [stream_remotes.NAME] with url, region, endpoint, allow_http and "
-        "credentials_file.",
+        "file:///directory. In the file, a table [stream_remotes.NAME] with url, region, endpoint, allow_http, "
+        "credentials_file and catalog_file.",
         unit="name=url, with commas between",
     )
     stream_remote_cache_bytes: int = option(
@@ -863,6 +863,22 @@ class Config:
         unit="ms",
         low=100,
         high=3_600_000,
+    )
+    stream_table_group_bytes: int = option(
+        32 * MIB,
+        "Size of messages that become one row group of a table's file (x-stream-table). The process that writes "
+        "tables needs a few times this memory.",
+        unit="bytes",
+        low=MIB,
+        high=GIB,
+    )
+    stream_table_timeout_ms: int = option(
+        1_800_000,
+        "Time for writing one file of a table, and for its commit to a catalog. Then the process that writes is "
+        "killed, and tries again later.",
+        unit="ms",
+        low=1_000,
+        high=86_400_000,
     )
     stream_names_max: int = option(
         1_000,

@@ -31,7 +31,7 @@ WHEELS = ROOT / "build" / "wheels"
 WHEELS_KEPT = 8
 #: Compiled C files: if one module has changed, those of the others are reused if their C is the same.
 OBJECTS = ROOT / "build" / "objects"
-PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
+PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink", "stream_tables")
 FILES = ("setup.py", "pyproject.toml", "README.md", "LICENSE", "mqd.py", "pyspark_amqp.py")
 #: Files that are only in the wheel's metadata: a change of them needs no new build.
 TEXTS = ("README.md", "LICENSE")

@@ -16,7 +16,7 @@ import grimp
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
+PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink", "stream_tables")
 #: Modules with a class that is a whole, and the modules that may name it: they stand above it, or handle all
 #: of it. Packages end with a dot.
 HUBS = {

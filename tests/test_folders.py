@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink")
+PACKAGES = ("amqp_server", "exchanges", "persistence", "quorum_queue", "spark_sink", "stream_tables")
 FILES_MAX = 20
 FOLDERS = sorted({path.parent for name in PACKAGES for path in (ROOT / name).rglob("*.py")})
 

@@ -37,7 +37,8 @@ def tiering_of(queue: Queue) -> Tiering:
     if effective.compaction is not None:
         # A policy does not know what the streams that it matches are declared with.
         return Tiering()
-    return Tiering(effective.remote, RetentionLimits(effective.local_max_age_ms, effective.local_max_bytes))
+    local = RetentionLimits(effective.local_max_age_ms, effective.local_max_bytes)
+    return Tiering(effective.remote, local, effective.table if effective.remote is not None else None)
 
 
 class LocalHosts:

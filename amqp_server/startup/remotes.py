@@ -17,14 +17,17 @@ def open_remote(remote: StreamRemote) -> Objects:
     if remote.is_directory:
         return FileObjects(Path(remote.path))
     settings = {"region": remote.region, "endpoint": remote.endpoint}
-    settings = {key: value for key, value in settings.items() if value}
-    if remote.credentials_file:
-        settings |= _credentials(remote.credentials_file)
+    settings = {key: value for key, value in settings.items() if value} | credentials(remote)
     return CloudObjects(remote.url, settings, allow_http=remote.allow_http)
 
 
-def _credentials(path: str) -> dict[str, str]:
-    """Return the settings in a file, such as access_key_id. Raises Unavailable; the text has none of them."""
+def credentials(remote: StreamRemote) -> dict[str, str]:
+    """Return the settings in the file with credentials, such as access_key_id. Raises Unavailable; the text
+    has none of them.
+    """
+    path = remote.credentials_file
+    if not path:
+        return {}
     try:
         found = tomllib.loads(read_secret("credentials_file", path).decode())
     except SecretFileError as error:
@@ -36,4 +39,4 @@ def _credentials(path: str) -> dict[str, str]:
     return found
 
 
-__all__ = ["open_remote"]
+__all__ = ["credentials", "open_remote"]

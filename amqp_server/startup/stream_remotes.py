@@ -9,7 +9,7 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 
 SCHEMES: Final = ("s3", "gs", "az", "file")
 #: What a query, or a table of the TOML file, may set beside the URL.
-SETTINGS: Final = ("region", "endpoint", "allow_http", "credentials_file")
+SETTINGS: Final = ("region", "endpoint", "allow_http", "credentials_file", "catalog_file")
 NAME: Final = re.compile(r"[A-Za-z0-9._-]{1,64}", re.ASCII)
 ALLOWED: Final = (
     "name=url, with each name once; a URL begins with s3://, gs://, az:// or file:///, and may end with "
@@ -26,6 +26,8 @@ class StreamRemote(NamedTuple):
     allow_http: bool = False
     #: A TOML file with settings of the library, such as the keys.
     credentials_file: str = ""
+    #: A TOML file with the properties of an Iceberg catalog, to which the tables of streams are committed.
+    catalog_file: str = ""
 
     @property
     def is_directory(self) -> bool:
@@ -62,6 +64,7 @@ def parse_remote(text: str) -> StreamRemote | None:
         settings.get("endpoint", ""),
         settings.get("allow_http") == "true",
         settings.get("credentials_file", ""),
+        settings.get("catalog_file", ""),
     )
 
 

@@ -144,13 +144,13 @@ class StreamHost(StreamReaders):
 
     def _make_tier(self) -> Tier:
         tiering, services = self.tiering, self._services
-        tier = self.tier = Tier(self, services, services.remotes, self._log, tiering.remote, tiering.local)
+        tier = self.tier = Tier(self, services, services.remotes, self._log, *tiering)
         return tier
 
     def _tier_as(self, tiering: Tiering) -> None:
         self.tiering = tiering
         if self.tier is not None:
-            self.tier.remote, self.tier.local_limits = tiering.remote, tiering.local
+            self.tier.remote, self.tier.local_limits, self.tier.table_format = tiering
         elif tiering.remote is not None:
             self._make_tier()
 

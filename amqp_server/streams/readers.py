@@ -27,6 +27,7 @@ from persistence.streams.batch import Batch, StoredBatch, stored_of
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from persistence.streams.remote.objects import Unavailable
 from persistence.streams.remote.reading import TieredReader
+from persistence.streams.remote.table import table_directory
 from persistence.streams.segment import SegmentPlace
 from quorum_queue.host import Key, QueueHost
 from quorum_queue.ports import ConsumerState, Hosted, Refused
@@ -92,6 +93,10 @@ class StreamReaders(QueueHost):
     @property
     def stream_title(self) -> str:
         return f"stream '{self.queue.name}' in vhost '{self.queue.vhost.name}'"
+
+    @property
+    def stream_name(self) -> tuple[str, str]:
+        return self.queue.vhost.name, self.queue.name
 
     def _note_lost(self, lost: Lost) -> None:
         if lost.low not in self._lost and lost.stop > lost.low:
@@ -174,6 +179,16 @@ class StreamReaders(QueueHost):
         if manifest is None:
             return self.local_first_offset, 0, 0
         return self.local_first_offset, len(manifest.ranges), manifest.size
+
+    def table_figures(self) -> tuple[str | None, int | None]:
+        """Return what the keys of the table's files begin with, and the offset before which the table has all
+        messages, if this node writes it; None without a table.
+        """
+        tier = self.tier
+        if tier is None or tier.table_format is None:
+            return None, None
+        next_offset = None if tier.table_manifest is None else tier.table.next_offset
+        return table_directory(*self.stream_name), None if next_offset is None else max(next_offset, 0)
 
     @property
     def lost_count(self) -> int:

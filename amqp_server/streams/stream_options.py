@@ -15,6 +15,8 @@ class Tiering(NamedTuple):
     #: A remote's name in the configuration; None: segments go nowhere.
     remote: str | None = None
     local: RetentionLimits = RetentionLimits()
+    #: The format of the files that show the stream as a table; None: it has no table.
+    table: str | None = None
 
 
 class StreamOptions:

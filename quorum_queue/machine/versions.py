@@ -148,6 +148,8 @@ STREAM_REMOTES = 11
 #: Dead letters that a queue holds count in limits at which it refuses messages, and for a seal. For a seal,
 #: messages that were picked count, too.
 HELD_COUNT = 12
+#: Streams may be declared with a table.
+STREAM_TABLES = 12
 
 NEWEST = 12
 
@@ -201,6 +203,7 @@ __all__ = [
     "STREAMS",
     "STREAM_NAMES",
     "STREAM_REMOTES",
+    "STREAM_TABLES",
     "SUPER_STREAMS",
     "TRANSACTIONS",
     "UNHELD",

@@ -108,7 +108,9 @@ def test_history_is_in_the_store(s3: S3Server, tmp_path: Path) -> None:
         assert "1 orphans were deleted" in node.mqctl("remote", "check", "--delete-orphans")
         told = node.mqctl("remote", "check")
         assert "foreign/" in told and STREAM in told
-        assert sorted(s3.all_keys(tmp_path.name)) == sorted([*keys, "foreign/key"])
+        # One more segment may have come meanwhile.
+        left = s3.all_keys(tmp_path.name)
+        assert {*keys, "foreign/key"} <= set(left) and not [key for key in left if "-aa." in key]
         objects.delete(["foreign/key"])
         for secret in KEYS.values():
             assert secret not in node.log() and secret not in node.mqctl("status")

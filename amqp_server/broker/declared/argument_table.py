@@ -13,6 +13,7 @@ from amqp_server.broker.declared import argument_checks as checks
 from amqp_server.broker.declared.argument_checks import Check
 from amqp_server.broker.declared.queue_types import QUEUE_TYPES
 from persistence.streams.compression import CODECS
+from persistence.streams.remote.table import PARQUET
 from quorum_queue.machine import versions
 
 
@@ -578,6 +579,21 @@ ROWS: tuple[Argument, ...] = (
         values="bytes, 1 and more",
         text="size above which segments that the object store has leave the disk",
         example=1_000_000,
+    ),
+    Argument(
+        "x-stream-table",
+        "table",
+        checks.one_of(PARQUET, otherwise="\"unsupported format '{}' of a table, use 'parquet'\""),
+        {"stream": 17},
+        ignored=_OTHERS_THAN_STREAMS,
+        needs="x-stream-remote",
+        needs_reason="table_but_no_remote",
+        since=versions.STREAM_TABLES,
+        policy=PolicyKey(title="stream table"),
+        own=True,
+        values=f"`{PARQUET}`",
+        text="files beside the segments in the object store that show the stream as a [table](../tables.md)",
+        example=PARQUET,
     ),
     Argument(
         "x-initial-cluster-size",

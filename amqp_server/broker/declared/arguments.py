@@ -88,6 +88,7 @@ class QueueArguments:
     remote: str | None = None
     local_max_age_ms: int | None = None
     local_max_bytes: int | None = None
+    table: str | None = None
     # Groups.
     stream: str = ""
     start: Start = NEXT

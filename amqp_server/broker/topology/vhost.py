@@ -42,6 +42,7 @@ from exchanges.binding import Binding, DestinationKind
 from exchanges.local_random import LOCAL_RANDOM
 from exchanges.router import Exchange, InvalidArgument, Router
 from exchanges.topic import TopicMatcher, pattern_words
+from persistence.streams.remote.table import can_write_tables
 from quorum_queue.machine.machine import Machine
 from quorum_queue.ports import Host
 
@@ -360,6 +361,11 @@ class VHost:
             raise PreconditionFailed(
                 f"invalid arg 'x-stream-remote' for queue '{name}' in vhost '{self.name}': no remote "
                 f"'{parsed.remote}' in this node's option stream_remotes"
+            )
+        if parsed.table is not None and not can_write_tables():
+            raise PreconditionFailed(
+                f"invalid arg 'x-stream-table' for queue '{name}' in vhost '{self.name}': this node lacks the "
+                "library pyarrow, which pip install 'mqd[table]' installs"
             )
         return parsed
 

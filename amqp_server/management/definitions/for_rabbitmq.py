@@ -28,6 +28,7 @@ OWN_POLICY_KEYS = frozenset(
         "stream-remote",
         "stream-local-max-age",
         "stream-local-max-length-bytes",
+        "stream-table",
     }
 )
 

@@ -12,8 +12,9 @@ from amqp_server.management.request.answer import Refusal
 from amqp_server.management.request.call import Call
 from amqp_server.management.request.other_nodes import ask_workers
 from amqp_server.streams.local_host import StreamHost
-from persistence.streams.remote.checking import compare, identity_of
+from persistence.streams.remote.checking import Compared, compare, identity_of
 from persistence.streams.remote.objects import Found, Objects, Unavailable
+from persistence.streams.remote.table import table_directory
 
 Row = dict[str, Any]
 
@@ -45,6 +46,14 @@ async def _found(call: Call) -> dict[str, list[Found]]:
         raise Refusal(503, "unavailable", str(error)) from None
 
 
+def _compared(host: StreamHost, found: dict[str, list[Found]]) -> Compared:
+    tier = host.tier
+    assert tier is not None and tier.manifest is not None
+    manifest, (_, table_stop) = tier.manifest, host.table_figures()
+    table = table_directory(*host.stream_name)
+    return compare(manifest, tier.first_offset or 0, found.get(manifest.remote, ()), table, table_stop or 0)
+
+
 async def check(call: Call) -> Any:
     """What the stores have: objects without a manifest, and the other way round."""
     # Without the answer of a worker, the objects of its streams would seem to belong to no stream.
@@ -58,7 +67,7 @@ async def check(call: Call) -> Any:
         tier = host.tier
         assert tier is not None and tier.manifest is not None
         manifest = tier.manifest
-        compared = compare(manifest, tier.first_offset or 0, found.get(manifest.remote, ()))
+        compared = _compared(host, found)
         rows.append(
             {
                 "vhost": host.queue.vhost.name,
@@ -92,9 +101,8 @@ async def delete_orphans(call: Call) -> Any:
         tier = host.tier
         assert tier is not None and tier.manifest is not None
         if host.may_upload:
-            manifest = tier.manifest
-            orphans = compare(manifest, tier.first_offset or 0, found.get(manifest.remote, ())).orphans
-            doomed.append((call.parts.remotes.stores.objects(manifest.remote), orphans))
+            orphans = _compared(host, found).orphans
+            doomed.append((call.parts.remotes.stores.objects(tier.manifest.remote), orphans))
     try:
         for store, keys in doomed:
             await trio.to_thread.run_sync(store.delete, keys)

@@ -162,7 +162,7 @@ class QueueReads:
     def stream(self, queue: Queue) -> Sequence[Any]:
         host = host_of(self._broker, queue)
         if not isinstance(host, StreamHost):
-            return (ABSENT,) * 10
+            return (ABSENT,) * 12
         host.look()
         return (
             host.first_offset,
@@ -173,6 +173,7 @@ class QueueReads:
             host.codec,
             None if host.compacting is None else host.compacting.stop,
             *((None,) * 3 if host.tier is None else host.tier_figures()),
+            *host.table_figures(),
         )
 
     def statistics(self, queue: Queue) -> Sequence[Any]:
@@ -258,6 +259,10 @@ COLUMNS = Table(
         Column("local_first_offset", "integer?", QueueReads.stream, types=frozenset({STREAM})),
         Column("remote_segments", "integer?", QueueReads.stream, types=frozenset({STREAM})),
         Column("remote_bytes", "integer?", QueueReads.stream, types=frozenset({STREAM})),
+        #: Of a stream with a table: what the keys of its files begin with, and the offset before which it has
+        #: all messages.
+        Column("table", "string?", QueueReads.stream, types=frozenset({STREAM})),
+        Column("table_next_offset", "integer?", QueueReads.stream, types=frozenset({STREAM})),
         Column("messages_details", "object", QueueReads.statistics),
         Column("messages_ready_details", "object", QueueReads.statistics),
         Column("messages_unacknowledged_details", "object", QueueReads.statistics),

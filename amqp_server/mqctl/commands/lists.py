@@ -25,7 +25,7 @@ QUEUE = _same(
     " messages_unacknowledged message_bytes message_bytes_ready message_bytes_unacknowledged message_bytes_ram"
     " head_message_timestamp oldest_message_age_ms consumer_capacity consumer_utilisation exclusive_consumer_tag memory vhost single_active_consumer_tag leader members online"
     " first_offset next_offset segments oldest_timestamp lost_messages compression"
-    " compacted_offset local_first_offset remote_segments remote_bytes"
+    " compacted_offset local_first_offset remote_segments remote_bytes table table_next_offset"
 ) | {"owner_pid": "owner_pid_details.name"}
 EXCHANGE = _same("name type durable auto_delete internal arguments policy vhost partitions")
 BINDING = {

@@ -8,7 +8,7 @@ from amqp_server.mqctl.client import UNAVAILABLE, Failure
 from amqp_server.mqctl.command import Invocation, mqctl, pass_invocation
 from amqp_server.mqctl.table import show
 
-COLUMNS = ("vhost", "name", "remote", "segments", "bytes", "missing", "orphans", "unfinished")
+COLUMNS = ("vhost", "name", "remote", "segments", "bytes", "table_files", "missing", "orphans", "unfinished")
 
 
 @mqctl.group("remote", help="Looks after the object stores of streams.")
@@ -30,7 +30,7 @@ def check(invocation: Invocation, delete_orphans: bool) -> None:
         invocation.say(f"{deleted} orphans were deleted")
     found = invocation.client.get("stream-remotes")
     rows = [
-        (*(each[name] for name in COLUMNS[:5]), *(len(each[name]) for name in COLUMNS[5:]))
+        (*(each[name] for name in COLUMNS[:6]), *(len(each[name]) for name in COLUMNS[6:]))
         for each in found["streams"]
     ]
     show(COLUMNS, rows, invocation)

@@ -276,8 +276,12 @@ class MemberSegments(StreamHost):
         tier, manifest = self.tier, self.replica.manifest
         if tier is None:
             return
-        if removed and manifest is not None and self.group.is_leader:
-            tier.delete(manifest, removed)
+        if removed and manifest is not None:
+            if self.group.is_leader:
+                tier.delete(manifest, removed)
+            elif tier.table.wrote:
+                # It may have written a file after the leader has deleted it.
+                tier.doom_table(manifest, removed)
         if told:
             tier.stored()
 

@@ -18,11 +18,13 @@ from outcome import Error, Outcome
 
 from amqp_server.streams.services import StreamServices
 from amqp_server.streams.tiers.remotes import Remotes
+from amqp_server.streams.tiers.table import TierTable
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from persistence.streams.remote import manifest as manifests
 from persistence.streams.remote.manifest import Manifest, Range
 from persistence.streams.remote.objects import Unavailable, Unknown, no_remote
 from persistence.streams.remote.reading import Moved, TieredReader
+from persistence.streams.remote.table import Drop, TableName, files_of, table_directory
 from persistence.streams.remote.upload import Upload, Uploaded
 from persistence.streams.retention import RetentionLimits
 from persistence.streams.segment import SegmentPlace
@@ -45,6 +47,10 @@ class TierOwner(Protocol):
 
     @property
     def stream_title(self) -> str: ...
+
+    @property
+    def stream_name(self) -> tuple[str, str]:
+        """The virtual host, and the name in it."""
 
     @property
     def may_upload(self) -> bool:
@@ -84,6 +90,8 @@ class Tier:
         "manifest",
         "reader",
         "remote",
+        "table",
+        "table_format",
     )
 
     def __init__(
@@ -94,6 +102,7 @@ class Tier:
         log: StreamLog,
         remote: str | None,
         local_limits: RetentionLimits,
+        table_format: str | None = None,
     ) -> None:
         """`remote` is the store to which segments go; None: none go any more."""
         self._owner = owner
@@ -103,6 +112,9 @@ class Tier:
         self.remote = remote
         #: What stays on the disk.
         self.local_limits = local_limits
+        #: The format of the table's files; None if none are written.
+        self.table_format = table_format
+        self.table = TierTable(self, services, log)
         self.manifest: Manifest | None = None
         self.reader: TieredReader | None = None
         #: Messages before it are deleted; see TieredReader.first_offset.
@@ -156,7 +168,10 @@ class Tier:
     def look(self) -> None:
         """Upload the next segment, if there is one and the store may work."""
         owner, services = self._owner, self._services
-        if self._busy or owner.ended:
+        if owner.ended:
+            return
+        self.table.look()
+        if self._busy:
             return
         now = services.clock.monotonic_ms()
         if now < self._rests_until:
@@ -238,11 +253,52 @@ class Tier:
         self._rests_until = self._services.clock.monotonic_ms() + pause_ms
         self._services.timers.wake(self, self._rests_until)
 
+    # -- the table; see TableOwner ---------------------------------------------------------------------------
+
+    @property
+    def title(self) -> str:
+        return self._owner.stream_title
+
+    @property
+    def table_manifest(self) -> Manifest | None:
+        owner, manifest = self._owner, self.manifest
+        if self.table_format is None or owner.ended or not owner.may_upload:
+            return None
+        if manifest is None or manifest.remote != self.remote:
+            return None
+        # Otherwise the alarm about the store says it.
+        return manifest if manifest.remote in self._remotes.stores.names else None
+
+    def name_of_table(self, manifest: Manifest) -> TableName:
+        return TableName(manifest.remote, *self._owner.stream_name, manifest.identity)
+
+    def wake_at(self, due_ms: int) -> None:
+        self._services.timers.wake(self, due_ms)
+
     # -- deletions -------------------------------------------------------------------------------------------
 
     def delete(self, manifest: Manifest, removed: tuple[Range, ...]) -> None:
         """Delete the objects of ranges that have left the manifest."""
         self._doomed += [manifest.key(each) for each in removed]
+        self.doom_table(manifest, removed)
+        self._delete()
+
+    def doom_table(self, manifest: Manifest, removed: tuple[Range, ...]) -> None:
+        """Delete the files of ranges; those of a table that is written no more, too. A catalog forgets them
+        before.
+        """
+        if not removed:
+            return
+        table = self.name_of_table(manifest)
+        keys = [table.key(each.first, each.stop) for each in removed]
+        in_use = self.table_format is not None or self.table.wrote
+        if in_use and manifest.remote in self._remotes.stores.with_catalog:
+            self.table.cut(table, removed[-1].stop, partial(self._doom, keys))
+        else:
+            self._doom(keys)
+
+    def _doom(self, keys: list[str]) -> None:
+        self._doomed += keys
         self._delete()
 
     def _delete(self) -> None:
@@ -267,12 +323,25 @@ class Tier:
         """Delete all objects of the stream, which is deleted."""
         manifest = self.manifest
         if manifest is not None:
-            objects = self._remotes.stores.objects(manifest.remote)
-            title = self._owner.stream_title
-            self._remotes.stores.write(
-                lambda: objects.delete([each.key for each in objects.found(manifest.identity)]),
-                partial(_deleted_all, title),
-            )
+            stores, title = self._remotes.stores, self._owner.stream_title
+            objects = stores.objects(manifest.remote)
+            directory = table_directory(*self._owner.stream_name)
+
+            def delete() -> None:
+                keys = [each.key for each in objects.found(manifest.identity)]
+                objects.delete(keys + files_of(list(objects.found(directory)), manifest.identity))
+
+            def dropped(outcome: Outcome[int]) -> None:
+                if isinstance(outcome, Error):
+                    logger.warning("%s is deleted, but not its table: %s", title, outcome.error)
+                stores.write(delete, partial(_deleted_all, title))
+
+            self._remotes.table_works(title)
+            in_use = self.table_format is not None or self.table.wrote
+            if in_use and manifest.remote in stores.with_catalog:
+                stores.table(Drop(self.name_of_table(manifest)), dropped)
+            else:
+                stores.write(delete, partial(_deleted_all, title))
 
     # -- reads -----------------------------------------------------------------------------------------------
 

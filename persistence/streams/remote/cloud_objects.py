@@ -58,7 +58,7 @@ class CloudObjects:
             text = text.replace(secret, "***")
         return Unavailable(" ".join(text.split())[:300])
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
         try:
             self._obstore.put(
                 self._store, key, parts, use_multipart=True, chunk_size=PART_BYTES, max_concurrency=PARTS_MAX

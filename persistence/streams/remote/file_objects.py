@@ -26,7 +26,7 @@ class FileObjects:
         self._directory = directory
         self._files = DiskFiles()
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
         path = self._directory / key
         partial = path.with_name(f"{path.name}.{os.getpid()}-{threading.get_ident()}{PARTIAL}")
         try:

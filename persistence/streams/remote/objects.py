@@ -30,8 +30,8 @@ class Found(NamedTuple):
 class Objects(Protocol):
     """All methods raise Unavailable."""
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
-        """Store an object of `size` bytes; it is there whole or not at all."""
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
+        """Store an object of `size` bytes, None: as many as there are; it is there whole or not at all."""
 
     def read(self, key: str, position: int, size: int) -> bytes:
         """Return fewer bytes only at the end of the object. Raises Absent."""
@@ -46,6 +46,25 @@ class Objects(Protocol):
         """Yield all objects whose keys begin with these whole parts of a key."""
 
 
+def put_whole(objects: Objects, key: str, parts: Iterator[bytes]) -> None:
+    """Store an object whose size is known when it is made, and look whether it is whole: nobody can see that
+    later. Raises Unavailable.
+    """
+    made = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal made
+        for part in parts:
+            made += len(part)
+            yield part
+
+    objects.put(key, counted(), None)
+    size = objects.size(key)
+    if size != made:
+        objects.delete([key])
+        raise Unavailable(f"{key} has {size} bytes after {made} were stored")
+
+
 def no_remote(name: str) -> Unavailable:
     """Return the error of a store that is not configured."""
     return Unavailable(f"this node has no remote '{name}' (stream_remotes)")
@@ -57,7 +76,7 @@ class NoObjects:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
         raise no_remote(self._name)
 
     def read(self, key: str, position: int, size: int) -> bytes:
@@ -73,4 +92,4 @@ class NoObjects:
         raise no_remote(self._name)
 
 
-__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown", "no_remote"]
+__all__ = ["Absent", "Found", "NoObjects", "Objects", "Unavailable", "Unknown", "no_remote", "put_whole"]

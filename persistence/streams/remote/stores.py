@@ -10,6 +10,7 @@ import threading
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Final, TypeVar
 
 import trio
@@ -20,6 +21,8 @@ from persistence.streams.log import StreamLog
 from persistence.streams.remote.cache import ObjectCache
 from persistence.streams.remote.objects import Found, NoObjects, Objects
 from persistence.streams.remote.reading import TieredReader
+from persistence.streams.remote.table import Job
+from persistence.streams.remote.table_process import TableProcess
 from persistence.worker import Worker
 
 T = TypeVar("T")
@@ -43,7 +46,7 @@ class LazyObjects:
                 self._opened = self._open()
             return self._opened
 
-    def put(self, key: str, parts: Iterator[bytes], size: int) -> None:
+    def put(self, key: str, parts: Iterator[bytes], size: int | None) -> None:
         self._objects().put(key, parts, size)
 
     def read(self, key: str, position: int, size: int) -> bytes:
@@ -78,14 +81,25 @@ class RemoteStores:
     """
 
     def __init__(
-        self, opens: Mapping[str, Callable[[], Objects]], *, cache_bytes: int = 64 << 20, readers: int = 4
+        self,
+        opens: Mapping[str, Callable[[], Objects]],
+        *,
+        cache_bytes: int = 64 << 20,
+        readers: int = 4,
+        tables: TableProcess | None = None,
+        with_catalog: frozenset[str] = frozenset(),
     ) -> None:
-        """`opens` opens each store by its name in the configuration."""
+        """`opens` opens each store by its name in the configuration. `with_catalog` names those whose tables
+        are in a catalog, too.
+        """
         self._stores = {name: LazyObjects(each) for name, each in opens.items()}
         self.cache = ObjectCache(cache_bytes)
         self._readers_count = readers
         self._readers: Worker[_Job] | None = None
         self._uploaders: Worker[_Job] | None = None
+        self._tables = tables
+        self._table_writer: Worker[_Job] | None = None
+        self.with_catalog = with_catalog
         self._finished: deque[_Job] = deque()
         self._called = trio.Event()
         #: Set when the node ends.
@@ -114,6 +128,11 @@ class RemoteStores:
         """Let an uploading thread do this; `done` is called in a turn."""
         self._give(self._uploaders, _Job(call, done))
 
+    def table(self, job: Job, done: Callable[[Outcome[int]], None]) -> None:
+        """Let the process for tables do this job, after those before it; `done` is called in a turn."""
+        assert self._tables is not None
+        self._give(self._table_writer, _Job(partial(self._tables.do, job), done))
+
     def _give(self, worker: Worker[_Job] | None, job: _Job) -> None:
         if worker is None:
             job.run()
@@ -128,6 +147,9 @@ class RemoteStores:
         readers = self._readers = Worker(names, report, done)
         names = [f"stream-remote-uploader-{number}" for number in range(UPLOADERS)]
         uploaders = self._uploaders = Worker(names, report, done)
+        if self._tables is not None:
+            # The process is not started before there is a job.
+            self._table_writer = Worker(["stream-table-writer"], report, done)
         try:
             while True:
                 await self._called.wait()
@@ -137,10 +159,14 @@ class RemoteStores:
                     in_turn(job.done, job.outcome)
                     await trio.lowlevel.checkpoint()
         finally:
+            tables, self._table_writer = self._table_writer, None
             self._readers = self._uploaders = None
             self.stopping.set()
             readers.stop()
             uploaders.stop()
+            if tables is not None and self._tables is not None:
+                tables.stop()
+                self._tables.stop()
 
     def _report(self, outcome: Outcome[_Job]) -> None:
         self._finished.append(outcome.unwrap())

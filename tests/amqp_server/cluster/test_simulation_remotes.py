@@ -13,7 +13,9 @@ from amqp_server.streams.members.segments import MemberSegments
 from persistence.streams.remote import manifest
 from persistence.streams.remote.manifest import Manifest, Range
 from persistence.streams.remote.reading import TieredReader
+from persistence.streams.remote.table import Find
 from persistence.streams.segment import Read
+from stream_tables.work import Tables
 from tests import seeds
 from tests.amqp_server.cluster.simulation import streams
 from tests.amqp_server.cluster.test_simulation_streams import ABANDONED, Mutation, collected
@@ -33,7 +35,13 @@ def test_seeds_and_what_they_reach() -> None:
             run = streams.run(seed, remote=True)
         seen.update(run.stream.count)
         seen["retention"] += bool(run.stream.first)
-    least = {"ranges in the store": 100, "away from the disk": 1000, "retention": 1, "delivered": 20_000}
+    least = {
+        "ranges in the store": 100,
+        "files of tables": 100,
+        "away from the disk": 1000,
+        "retention": 1,
+        "delivered": 20_000,
+    }
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
 
@@ -65,11 +73,16 @@ def at_any_end(self: Manifest, after: int, range: Range, first_offset: int) -> M
     return Manifest(self.identity, self.remote, (*self.ranges, range))
 
 
+def guessed(self: Tables, job: Find) -> int:
+    return job.ranges[-1][1]
+
+
 MUTATIONS = (
     Mutation("a segment leaves before the manifest has it", manifest, "trimmed_before", before_the_manifest),
     Mutation("objects go with the proposal", MemberSegments, "_retain", with_the_proposal),
     Mutation("a reader skips at the seam", TieredReader, "read", behind_the_seam),
     Mutation("a late range joins the manifest", Manifest, "with_range", at_any_end),
+    Mutation("a new writer guesses how far the table is", Tables, "_find", guessed),
 )
 
 

@@ -43,6 +43,7 @@ from persistence.streams.deduplication_file import Keeper
 from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
 from persistence.streams.remote.objects import Objects
+from persistence.streams.remote.table import Job
 from quorum_queue.cluster import frames
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.links.handshake import Hello
@@ -60,7 +61,7 @@ from tests.persistence.streams.crashing import CrashingFiles
 from tests.quorum_queue.cluster.levels import check_reached
 from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.stores.memory import Faults, MemoryEnvironment, MemoryTransaction
-from tests.stores.objects import SimulatedStores
+from tests.stores.objects import PlainTables, SimulatedStores
 from tests.turns import StrictBoundary, Violation
 
 if TYPE_CHECKING:
@@ -188,6 +189,10 @@ class RemoteJobs(SimulatedStores):
 
     def write(self, call: Callable[[], Any], done: Callable[[Outcome[Any]], None]) -> None:
         self.read(call, done)
+
+    def table(self, job: Job, done: Callable[[Outcome[int]], None]) -> None:
+        name = job.table.remote
+        self.write(partial(PlainTables(name, self.objects(name)).do, job), done)
 
     def _called(self, outcome: Outcome[Any], done: Callable[[Outcome[Any]], None]) -> None:
         self._remote.append(lambda: done(outcome))
@@ -379,6 +384,7 @@ class SimulatedNode:
 
     def _streams(self, services: NodeServices, journal: Journal) -> StreamServices:
         self.jobs = SteppedJobs(self.files, self._threads)
+        stores = RemoteJobs(self.stores, f"{self.name}-{self.incarnation}", self.jobs)
         return StreamServices(
             clock=services.clock,
             queue_time=services.queue_time,
@@ -390,9 +396,7 @@ class SimulatedNode:
             store=self.jobs,
             options=self.stream_options,
             # A reader waits however long a store is away.
-            remotes=Remotes(
-                RemoteJobs(self.stores, f"{self.name}-{self.incarnation}", self.jobs), timeout_ms=1 << 40
-            ),
+            remotes=Remotes(stores, timeout_ms=1 << 40),
         )
 
     def _begin(self, cluster: ClusterNode, journal: Journal) -> None:

@@ -26,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import islice
+from itertools import islice, pairwise
 from math import inf
 from pathlib import Path
 from random import Random
@@ -51,6 +51,8 @@ from persistence.streams import index
 from persistence.streams.batch import Batch, Damaged, StoredBatch, decode, decode_head
 from persistence.streams.compression import LZ4, NONE, ZSTD
 from persistence.streams.log import Wanted, heads_of
+from persistence.streams.remote.manifest import Manifest
+from persistence.streams.remote.table import identity_of_table, offsets_of_table
 from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import ALL, ATTRIBUTES, LEADER, MAJORITY
 from quorum_queue.machine.consumers import Consumer
@@ -545,6 +547,8 @@ class StreamSimulation(Cluster):
             table["x-stream-local-max-length-bytes"] = self.weather.choice((1, 2000))
             for node in self.nodes.values():
                 node.stores["archive"] = self.objects
+            if Random(f"table {seed}").random() < 0.6:
+                table["x-stream-table"] = "parquet"
         codec = random.choice((NONE, ZSTD, LZ4, ""))
         if codec:
             table["x-stream-compression"] = codec
@@ -1079,10 +1083,18 @@ class StreamSimulation(Cluster):
                 for host in node.cluster.hosts.grouped.values()
                 if isinstance(host, StreamMemberHost) and host.missing_count
             ]
-            if not (late or filling or self.acks):
+            tables = [
+                f"{node.name} at {host.tier.table.next_offset} of {host.tier.stop}"
+                for node, host in self.members()
+                if host.tier is not None
+                and host.tier.table_manifest is not None
+                and host.tier.ranges
+                and (host.tier.table.next_offset or 0) < host.tier.stop
+            ]
+            if not (late or filling or self.acks or tables):
                 break
         else:
-            raise Violation(f"readers do not come to the end at {stop}: {late}, {filling}")
+            raise Violation(f"readers do not come to the end at {stop}: {late}, {filling}, {tables}")
         for third in self.third_readers:
             if third.is_attached and not third.answers:
                 raise Violation(f"reader {third.number} waits for an answer")
@@ -1163,8 +1175,27 @@ class StreamSimulation(Cluster):
             stop = each.stop
             if len(self.objects.objects.get(manifest.key(each), b"")) != each.object_bytes:
                 raise Violation(f"the object of the range {each} is missing, or not whole")
+        if host.tier is not None and host.tier.table_format is not None:
+            self._check_table(manifest)
         self.stream.note("ranges in the store", len(manifest.ranges))
         self.stream.note("away from the disk", host.local_first_offset - host.first_offset)
+
+    def _check_table(self, manifest: Manifest) -> None:
+        """Check that files have the messages of all ranges, each once. A node that was killed while it wrote
+        may have left a file of messages that were deleted.
+        """
+        found = sorted(
+            offsets_of_table(key)
+            for key in self.objects.objects
+            if identity_of_table(key) == manifest.identity
+        )
+        for (_, stop), (first, _) in pairwise(found):
+            if first < stop:
+                raise Violation(f"files of the table overlap at {first}")
+        due = [(each.first, each.stop) for each in manifest.ranges]
+        if due and found[len(found) - len(due) :] != due:
+            raise Violation(f"the table has the files {found}, and the manifest the ranges {due}")
+        self.stream.note("files of tables", len(found))
 
     def _check_member(self, node: SimulatedNode, host: StreamMemberHost, stream: StreamLedger) -> None:
         """Check that this member has all messages, whole."""
