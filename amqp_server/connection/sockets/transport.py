@@ -285,7 +285,8 @@ class Transport:
         session = self.session
         if session.unfinished:
             self.heavy = True
-        self._begin_login()
+        if session.login is not None:
+            self._begin_login()
         if session.state is State.CLOSED:
             self._send_rest()
             return
