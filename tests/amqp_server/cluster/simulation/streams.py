@@ -547,7 +547,7 @@ class StreamSimulation(Cluster):
             table["x-stream-local-max-length-bytes"] = self.weather.choice((1, 2000))
             for node in self.nodes.values():
                 node.stores["archive"] = self.objects
-            if Random(f"table {seed}").random() < 0.6:
+            if remote and Random(f"table {seed}").random() < 0.6:
                 table["x-stream-table"] = "parquet"
         codec = random.choice((NONE, ZSTD, LZ4, ""))
         if codec:
