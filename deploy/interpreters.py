@@ -17,7 +17,7 @@ from typing import NamedTuple
 from deploy import compiled
 
 #: Paths of interpreters, separated as in PATH, beside those of --python.
-VARIABLE = "MQD_PYTHONS"
+VARIABLE = "RELEASE_PYTHONS"
 #: Seconds after which an interpreter does not run.
 ANSWER_S = 30
 #: Where the environments are in which wheels for other interpreters are built.
@@ -101,7 +101,7 @@ def find(given: Sequence[str]) -> tuple[list[Interpreter], list[str]]:
             except Unusable as error:
                 reasons.append(str(error))
         else:
-            why = reasons[0] if reasons else "none is in PATH; --python PATH or MQD_PYTHONS names one"
+            why = reasons[0] if reasons else "none is in PATH; --python PATH or RELEASE_PYTHONS names one"
             missing.append(f"a compiled wheel for Python {version}: {why}")
     return [chosen[version] for version in wanted if version in chosen], missing
 

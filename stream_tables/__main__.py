@@ -33,7 +33,7 @@ from persistence.streams.remote.table_process import (
 from stream_tables.work import Tables
 
 #: Niceness: clients of the broker go first.
-NICENESS: Final = 10
+NICENESS: Final = 5
 
 
 def main() -> None:

@@ -101,7 +101,11 @@ def test_history_is_in_the_store_whoever_leads(cluster: MqdCluster, s3: S3Server
     connection = open_connection(url(cluster.port("n1")))
     connection.channel().queue_delete(STREAM)
     connection.close()
-    wait_for("the objects are deleted", lambda: not s3.all_keys("cluster"))
+    wait_for(
+        "the objects are deleted",
+        lambda: not s3.all_keys("cluster"),
+        state=lambda: f"{s3.all_keys('cluster')} {[cluster.log(name)[-1500:] for name in NODES]}",
+    )
 
 
 def test_a_store_that_is_away(cluster: MqdCluster, s3: S3Server) -> None:

@@ -56,7 +56,7 @@ def test_an_interpreter_of_each_version_is_taken(
     chosen, missing = interpreters.find([given])
     assert [each.path for each in chosen] == [sys.executable, given, found]
     assert missing == [
-        "a compiled wheel for Python 3.99: none is in PATH; --python PATH or MQD_PYTHONS names one"
+        "a compiled wheel for Python 3.99: none is in PATH; --python PATH or RELEASE_PYTHONS names one"
     ]
 
 

@@ -40,7 +40,14 @@ class TableOwner(Protocol):
     def table_manifest(self) -> Manifest | None:
         """The manifest whose ranges this node writes now; None if it writes none."""
 
+    @property
+    def is_deleted(self) -> bool:
+        """Return whether the stream is deleted."""
+
     def name_of_table(self, manifest: Manifest) -> TableName: ...
+
+    def delete_all(self) -> None:
+        """Delete all objects and files of the stream."""
 
     def doom_table(self, manifest: Manifest, removed: tuple[Range, ...]) -> None:
         """Delete the files of ranges."""
@@ -125,6 +132,11 @@ class TierTable:
 
     def _written(self, manifest: Manifest, range: Range, outcome: Outcome[int]) -> None:
         owner = self._owner
+        if owner.is_deleted:
+            # The file may have come after the others were deleted.
+            self._busy = False
+            owner.delete_all()
+            return
         now = owner.table_manifest
         if now is not None and range not in now.ranges:
             # Retention has deleted it meanwhile, perhaps while it was read: no matter if that has failed. The

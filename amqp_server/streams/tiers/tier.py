@@ -87,6 +87,7 @@ class Tier:
         "_services",
         "first_offset",
         "local_limits",
+        "is_deleted",
         "manifest",
         "reader",
         "remote",
@@ -117,6 +118,8 @@ class Tier:
         self.table = TierTable(self, services, log)
         self.manifest: Manifest | None = None
         self.reader: TieredReader | None = None
+        #: True once the stream is deleted.
+        self.is_deleted = False
         #: Messages before it are deleted; see TieredReader.first_offset.
         self.first_offset: int | None = None
         self._busy = False
@@ -219,6 +222,9 @@ class Tier:
         owner = self._owner
         if owner.ended:
             self._busy = False
+            if self.is_deleted:
+                # The object may have come after the others were deleted.
+                self.delete_all()
             return
         if isinstance(outcome, Error):
             self._busy = False
@@ -321,6 +327,7 @@ class Tier:
 
     def delete_all(self) -> None:
         """Delete all objects of the stream, which is deleted."""
+        self.is_deleted = True
         manifest = self.manifest
         if manifest is not None:
             stores, title = self._remotes.stores, self._owner.stream_title

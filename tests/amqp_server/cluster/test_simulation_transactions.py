@@ -21,7 +21,7 @@ from tests.turns import Violation
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-SEEDS = (*range(33, 69), 190, 352, 1308)
+SEEDS = (*range(33, 56), 190, 352, 1308)
 #: Seeds within which a bug must be found.
 MUTATION_SEEDS = 40
 
@@ -33,10 +33,10 @@ def test_seeds_and_what_they_reach() -> None:
             run = transactions.run(seed)
         seen.update(run.ledger.count)
     least = {
-        "committed": 1_000, "transactions over several queues": 250, "rollback answered": 40, "Decide": 220, "Answers": 400,
-        "refused 406": 150, "refused 506": 180, "crashes": 150, "partitions": 30, "nodes are upgraded": 20,
-        "a node that commits crashes": 20, "a node that commits is cut off": 15, "the nodes are cut in two": 20,
-        "another node crashes": 15, "links break while parts are handed out": 25,
+        "committed": 600, "transactions over several queues": 150, "rollback answered": 24, "Decide": 132, "Answers": 240,
+        "refused 406": 90, "refused 506": 108, "crashes": 90, "partitions": 18, "nodes are upgraded": 12,
+        "a node that commits crashes": 12, "a node that commits is cut off": 9, "the nodes are cut in two": 12,
+        "another node crashes": 9, "links break while parts are handed out": 15,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 

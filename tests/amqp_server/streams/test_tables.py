@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from outcome import Outcome
+from outcome import Outcome, capture
 from pamqp import commands
 
 from amqp_server.broker.declared.operations import PutParameter
@@ -198,6 +198,28 @@ def test_a_file_that_is_written_while_its_messages_are_deleted_goes_too(node: Ta
     node.work()
     assert node.table_alarm == ""
     check(node)
+
+
+def test_a_file_in_progress_does_not_stay_of_a_deleted_stream(node: TableNode) -> None:
+    peer = with_table(node)
+    fill(node, peer, 0, 20)
+    jobs: list[tuple[Job, Callable[[Outcome[int]], None]]] = []
+    node.stores.table = lambda job, done: jobs.append((job, done))  # type: ignore[method-assign]
+    fill(node, peer, 20, 40)
+    del node.stores.table
+    ((job, done),) = jobs
+    before = set(node.store_objects.objects)
+    outcome = capture(node.stores.tables, job)
+    stored = node.store_objects.objects
+    node.store_objects.objects = {key: stored[key] for key in before}
+    peer.call(1, commands.Queue.Delete(queue="s"))
+    node.work()
+    assert node.store_objects.objects == {} and isinstance(job, Write) and len(stored) == len(before) + 1
+    # It arrives after the others were deleted.
+    node.store_objects.objects = {key: data for key, data in stored.items() if key not in before}
+    node.turn.run(done, outcome)
+    node.work()
+    assert node.store_objects.objects == {}
 
 
 def test_a_policy_begins_and_ends_a_table(node: TableNode) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from outcome import capture
 from pamqp import commands
 
 from amqp_server.streams.local_host import StreamOptions, StreamServices
@@ -344,6 +345,27 @@ def test_a_deleted_stream_deletes_its_objects_and_leaves_others(node: TieredNode
     assert before < set(node.store_objects.objects)
     assert read_all(node, peer) == list(range(30))
     assert not node.store_objects.replaced
+
+
+def test_an_upload_in_progress_leaves_no_object_of_a_deleted_stream(node: TieredNode) -> None:
+    peer = tiered(node)
+    held: list[tuple[Any, Any]] = []
+    node.stores.write = lambda call, done: held.append((call, done))  # type: ignore[method-assign]
+    fill(node, peer, 0, 30)
+    del node.stores.write
+    ((call, done),) = held
+    before = set(node.store_objects.objects)
+    outcome = capture(call)
+    stored = node.store_objects.objects
+    node.store_objects.objects = {key: stored[key] for key in before}
+    peer.call(1, commands.Queue.Delete(queue="s"))
+    node.work()
+    assert node.store_objects.objects == {} and len(stored) == len(before) + 1
+    # It arrives after the others were deleted.
+    node.store_objects.objects = {key: data for key, data in stored.items() if key not in before}
+    node.turn.run(done, outcome)
+    node.work()
+    assert node.store_objects.objects == {}
 
 
 def test_damage_on_the_disk_is_not_uploaded_unnoticed(node: TieredNode) -> None:
