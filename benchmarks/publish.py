@@ -60,9 +60,11 @@ STREAM_ROWS = (
 KAFKA_ROWS = (
     ("kafka-append-128", "append msg/s", "append, one producer, 128 B; Kafka as it comes (msg/s)"),
     ("kafka-append-128", "replay msg/s", "read from the first one, one consumer (msg/s)"),
+    ("kafka-append-128", "replay, broker CPU µs", "the broker's CPU for a message that is read (µs)"),
     ("kafka-append-128-synced", "append msg/s", "append, 128 B; Kafka syncs each batch, as mqd does (msg/s)"),
     ("kafka-append-1024", "append msg/s", "append, one producer, 1 KiB; Kafka as it comes (msg/s)"),
     ("kafka-append-1024", "replay msg/s", "read from the first one, one consumer (msg/s)"),
+    ("kafka-append-1024", "replay, broker CPU µs", "the broker's CPU for a message that is read (µs)"),
     (
         "kafka-append-1024-synced",
         "append msg/s",
@@ -73,6 +75,8 @@ KAFKA_ROWS = (
     ("kafka-transactions-2", "messages/s", "transactions of 100 messages, two clients (msg/s)"),
     ("kafka-transactions-16", "messages/s", "the same, 16 clients (msg/s)"),
 )
+#: Figures of reading, where the CPU of the scenario is that of appending.
+WITHOUT_CPU = ("replay msg/s", "ten consumers msg/s", "replay, broker CPU µs")
 PEER = "rabbitmq"
 TITLES = {PEER: "RabbitMQ", Kafka.name: "Kafka"}
 
@@ -140,7 +144,11 @@ def short_table(document: Document, rows: Sequence[tuple[str, str, str]]) -> str
         record = by_name[scenario, figure]
         values = " | ".join(number(record.get(broker)) for broker in ("mqd", *peers))
         better = _together([_better(record, peer) for peer in peers])
-        less_cpu = _together([_less_cpu(document, scenario, peer) for peer in peers])
+        less_cpu = (
+            ""
+            if figure in WITHOUT_CPU
+            else _together([_less_cpu(document, scenario, peer) for peer in peers])
+        )
         lines.append(f"| {title} | {values} | {better} | {less_cpu} |")
     return "\n".join([*lines, "", _run(document)])
 
