@@ -86,6 +86,7 @@ def wait_until_complete(cluster: MqdCluster, s3: S3Server) -> None:
     )
 
 
+@pytest.mark.long
 def test_a_table_has_each_message_once_whoever_leads(cluster: MqdCluster, s3: S3Server) -> None:
     reached = publish(cluster, "n1", 0, 300)
     wait_until_complete(cluster, s3)
