@@ -228,7 +228,6 @@ class Node:
             self.authentication,
             self.descriptors,
             worker or NO_OTHERS,
-            worker,
         )
         if self.cluster is not None:
             self.cluster.ends = self.server.take_no_more

@@ -113,10 +113,14 @@ class OneNode(Broker):
         """Return the processes of the broker that run now."""
         return [] if self._process is None else processes.members(self._process.pid)
 
-    def _first_connection(self, deadline: float) -> Connection:
+    def _connect(self) -> Connection | socket.socket:
+        """Raises OSError, Refused."""
+        return Connection(self.port, 5)
+
+    def _first_connection(self, deadline: float) -> Connection | socket.socket:
         while time.perf_counter() < deadline:
             try:
-                return Connection(self.port, 5)
+                return self._connect()
             except (OSError, Refused):
                 self.check_alive()
                 time.sleep(0.002)

@@ -12,11 +12,12 @@ import select
 import socket
 import struct
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy
 
-from .client import Refused
+from .client import Connection, Refused
 from .frames import BASIC_ACK, FRAME_OVERHEAD, SETTLEMENT, message
 from .pump import READ_BYTES, Stalled
 from .streams import properties
@@ -146,3 +147,25 @@ class Clock:
                     self._confirms += 1
             if bits & 1:
                 self._floor = max(self._floor, tag)
+
+
+@contextmanager
+def clock_between(
+    publisher_port: int,
+    consumer_port: int,
+    rate: int,
+    total: int,
+    *,
+    prefetch: int | None = None,
+    wire: bytes = WIRE,
+    make: Callable[..., Clock] = Clock,
+) -> Iterator[Clock]:
+    """Connect the clients of QUEUE, and yield the clock that sends them so many messages. Auto-ack unless
+    there is a prefetch.
+    """
+    with Connection(publisher_port) as publisher, Connection(consumer_port) as consumer:
+        consumer.consume(QUEUE, prefetch)
+        publisher.sock.sendall(wire)
+        delivery_bytes = consumer.delivery().wire_bytes
+        publisher.confirms()
+        yield make(publisher.sock, consumer.sock, delivery_bytes, rate, total, wire)

@@ -21,13 +21,14 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from .brokers import Mqd as Node
 from .brokers import free_port
 from .client import HOST, Connection
-from .clock import BODY_BYTES, MARK, QUEUE, Clock
+from .clock import BODY_BYTES, MARK, QUEUE, Clock, clock_between
 from .clusters import QUORUM, MqdCluster
 from .frames import message
 from .settled import Settled
@@ -152,13 +153,9 @@ def flow(port: int, pid: int, seconds: float, *, persistent: bool) -> dict[str, 
     wire = message("", QUEUE, MARK + b"b" * (BODY_BYTES - len(MARK)), properties(persistent))
     with Topology(port) as topology:
         topology.queue(QUEUE, durable=persistent)
-        with Connection(port) as publisher, Connection(port) as consumer:
-            consumer.consume(QUEUE, None)
-            publisher.sock.sendall(wire)
-            delivery_bytes = consumer.delivery().wire_bytes
-            publisher.confirms()
-            clock = CpuClock(pid, publisher.sock, consumer.sock, delivery_bytes, RATE, total, wire)
+        with clock_between(port, port, RATE, total, wire=wire, make=partial(CpuClock, pid)) as clock:
             clock.run()
+    assert isinstance(clock, CpuClock)
     warm = RATE // 4
     return _percentiles("", [each / 1e6 for each in clock.confirmed[warm:]]) | _percentiles(
         "cpu_", clock.cpu[warm:]

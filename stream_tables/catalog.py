@@ -8,7 +8,6 @@ that starts again, adds no file twice.
 from __future__ import annotations
 
 import re
-import tomllib
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -16,8 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from amqp_server.secret_files import SecretFileError, read_secret
-from amqp_server.startup.remotes import credentials
+from amqp_server.startup.remotes import credentials, secret_settings
 from amqp_server.startup.stream_remotes import StreamRemote
 from persistence.streams.remote.objects import Unavailable
 from persistence.streams.remote.table import TableName
@@ -33,7 +31,6 @@ NAME_MAX: Final = 100
 _RETRIES: Final = "commit.retry.num-retries"
 #: Schemes of stores for which the library takes the same URLs.
 _SCHEMES: Final = ("s3://", "gs://", "file://")
-
 #: Names of properties whose values are secret.
 _IS_SECRET: Final = re.compile("secret|password|token|credential|key", re.IGNORECASE)
 
@@ -132,7 +129,7 @@ def open_catalog(remote: StreamRemote) -> Catalog:
         from pyiceberg.catalog import load_catalog
     except ImportError:
         raise Unavailable('the library pyiceberg is missing: pip install "mqd[table]"') from None
-    settings = _settings(remote.catalog_file)
+    settings = secret_settings("catalog_file", remote.catalog_file, 'uri = "…" or "s3.region" = "…"')
     namespace = settings.pop("namespace", NAMESPACE)
     settings = _of_store(remote) | settings
     secrets = _secrets(settings)
@@ -163,19 +160,6 @@ def _of_store(remote: StreamRemote) -> dict[str, str]:
         "s3.secret-access-key": keys.get("secret_access_key", ""),
     }
     return {name: value for name, value in found.items() if value}
-
-
-def _settings(path: str) -> dict[str, str]:
-    """Return the properties of the catalog in a file. Raises Unavailable; the text has none of them."""
-    try:
-        found = tomllib.loads(read_secret("catalog_file", path).decode())
-    except SecretFileError as error:
-        raise Unavailable(str(error)) from None
-    except ValueError:
-        raise Unavailable(f"catalog_file: {path} is no TOML file") from None
-    if not all(isinstance(value, str) for value in found.values()):
-        raise Unavailable(f'catalog_file: {path} must have lines such as uri = "…" or "s3.region" = "…"')
-    return found
 
 
 @contextmanager

@@ -45,6 +45,12 @@ class ObjectCounts:
         #: None if the node is one process.
         self.others: OtherChannels | None = None
 
+    def count_channels(self, more: int) -> None:
+        """A channel was opened (1) or is gone (-1)."""
+        self.channels += more
+        if self.others is not None:
+            self.others.note_channels(self.channels)
+
     def channels_of_node(self) -> int:
         """Return the open channels of all processes of the node."""
         return self.channels + (0 if self.others is None else self.others.channels())

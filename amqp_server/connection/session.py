@@ -382,19 +382,13 @@ class Session:
         self._count_channel()
 
     def _count_channel(self) -> None:
-        counts = self.broker.counts
-        counts.channels += 1
-        if counts.others is not None:
-            counts.others.note_channels(counts.channels)
+        self.broker.counts.count_channels(1)
         self.broker.sessions.channel_opened(self.client.identity)
 
     def _drop_channel(self, channel: Channel) -> None:
         if self.channels.pop(channel.number, None) is not None:
             if not self.client.operates:
-                counts = self.broker.counts
-                counts.channels -= 1
-                if counts.others is not None:
-                    counts.others.note_channels(counts.channels)
+                self.broker.counts.count_channels(-1)
                 self.broker.sessions.channel_gone(self.client.identity)
             events.channel_closed(self, channel)
         self._handling = None

@@ -26,17 +26,22 @@ def credentials(remote: StreamRemote) -> dict[str, str]:
     has none of them.
     """
     path = remote.credentials_file
-    if not path:
-        return {}
+    return secret_settings("credentials_file", path, 'access_key_id = "…"') if path else {}
+
+
+def secret_settings(option: str, path: str, such_as: str) -> dict[str, str]:
+    """Return the settings in a TOML file with secrets; `such_as` is an example of its lines. Raises
+    Unavailable; the text has none of them.
+    """
     try:
-        found = tomllib.loads(read_secret("credentials_file", path).decode())
+        found = tomllib.loads(read_secret(option, path).decode())
     except SecretFileError as error:
         raise Unavailable(str(error)) from None
     except ValueError:
-        raise Unavailable(f"credentials_file: {path} is no TOML file") from None
+        raise Unavailable(f"{option}: {path} is no TOML file") from None
     if not all(isinstance(value, str) for value in found.values()):
-        raise Unavailable(f'credentials_file: {path} must have lines such as access_key_id = "…"')
+        raise Unavailable(f"{option}: {path} must have lines such as {such_as}")
     return found
 
 
-__all__ = ["credentials", "open_remote"]
+__all__ = ["credentials", "open_remote", "secret_settings"]

@@ -15,15 +15,13 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
-from contextlib import suppress
 from pathlib import Path
 
-from ..brokers import BrokerFailed, OneNode, free_port
+from ..brokers import OneNode, free_port
 from ..client import HOST, Unexpected
 from ..maven import fetched
 
 HERE = Path(__file__).parent
-START_MAX_S = 60
 TOOL_MAX_S = 300
 #: What `kafka-server-start.sh` gives to its virtual machine.
 JAVA = [
@@ -69,13 +67,8 @@ class Kafka(OneNode):
         self.topics("started")
         return time.perf_counter() - began
 
-    def _first_connection(self, deadline: float) -> socket.socket:  # type: ignore[override]
-        while time.perf_counter() < deadline:
-            with suppress(OSError):
-                return socket.create_connection((HOST, self.port), START_MAX_S)
-            self.check_alive()
-            time.sleep(0.05)
-        raise BrokerFailed(f"{self.name} took no connection: {self._last_words()}")
+    def _connect(self) -> socket.socket:
+        return socket.create_connection((HOST, self.port), 5)
 
     @property
     def _server(self) -> tuple[str, str]:

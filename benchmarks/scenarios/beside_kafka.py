@@ -53,9 +53,11 @@ class Append(BesideKafka):
     def run(self, broker: Broker, pace: Pace) -> Figures:
         count = int(APPENDED_BYTES / self._size * pace.share)
         warm = int(WARM_BYTES / self._size * pace.share)
-        measured = self._kafka if isinstance(broker, Kafka) else self._mqd
         cpu = broker.cpu_seconds()
-        before, append_rate, replay_rate, after = measured(broker, warm, count)  # type: ignore[arg-type]
+        if isinstance(broker, Kafka):
+            before, append_rate, replay_rate, after = self._kafka(broker, warm, count)
+        else:
+            before, append_rate, replay_rate, after = self._mqd(broker, warm, count)
         total = warm + count
         return {
             "append": append_rate,

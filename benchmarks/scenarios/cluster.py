@@ -14,7 +14,7 @@ from .. import processes
 from ..blocks import numbered
 from ..brokers import Broker
 from ..client import Connection, Unexpected
-from ..clock import QUEUE, WIRE, Clock, percentiles
+from ..clock import QUEUE, clock_between, percentiles
 from ..clusters import NAMES, QUORUM, Cluster
 from ..frames import message
 from ..pump import READ_BYTES, Pace, pump
@@ -172,12 +172,7 @@ class ClusterLatency(ClusterScenario):
         total = warm + int(LATENCY_RATE * pace.run_s * 2)
         with Topology(cluster.ports[0]) as topology:
             topology.queue(QUEUE, durable=True, **QUORUM)
-            with Connection(cluster.ports[0]) as publisher, Connection(cluster.ports[1]) as consumer:
-                consumer.consume(QUEUE, None)
-                publisher.sock.sendall(WIRE)
-                delivery_bytes = consumer.delivery().wire_bytes
-                publisher.confirms()
-                clock = Clock(publisher.sock, consumer.sock, delivery_bytes, LATENCY_RATE, total)
+            with clock_between(cluster.ports[0], cluster.ports[1], LATENCY_RATE, total) as clock:
                 cpu = cluster.cpu_seconds()
                 clock.run()
                 cpu = cluster.cpu_seconds() - cpu

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from ..brokers import Broker
-from ..client import Connection
-from ..clock import QUEUE, WIRE, Clock, percentiles
+from ..clock import QUEUE, Clock, clock_between, percentiles
 from ..pump import Pace
 from ..streams import Topology
 from .scenario import CPU_US, RSS_MIB, Bar, Figure, Figures, Scenario, at_most, mqd_at_most
@@ -30,12 +29,7 @@ class Latency(Scenario):
         total = warm + int(self._rate * pace.run_s * 1.5)
         with Topology(broker.port) as topology:
             topology.queue(QUEUE)
-            with Connection(broker.port) as publisher, Connection(broker.port) as consumer:
-                consumer.consume(QUEUE, None)
-                publisher.sock.sendall(WIRE)
-                delivery_bytes = consumer.delivery().wire_bytes
-                publisher.confirms()
-                clock = Clock(publisher.sock, consumer.sock, delivery_bytes, self._rate, total)
+            with clock_between(broker.port, broker.port, self._rate, total) as clock:
                 cpu = broker.cpu_seconds()
                 clock.run()
                 cpu = broker.cpu_seconds() - cpu
@@ -85,13 +79,8 @@ def clocked(broker: Broker, kind: str, total: int) -> tuple[Clock, float]:
     """Send so many messages to a queue of this type; return their times, and the broker's CPU seconds."""
     with Topology(broker.port) as topology:
         topology.queue(QUEUE, durable=True, **{"x-queue-type": kind})
-        with Connection(broker.port) as publisher, Connection(broker.port) as consumer:
-            # Prefetch for all of them: a stream has no auto-ack, and acks would disturb the measurement.
-            consumer.consume(QUEUE, total + 1)
-            publisher.sock.sendall(WIRE)
-            delivery_bytes = consumer.delivery().wire_bytes
-            publisher.confirms()
-            clock = Clock(publisher.sock, consumer.sock, delivery_bytes, STREAM_RATE, total)
+        # Prefetch for all of them: a stream has no auto-ack, and acks would disturb the measurement.
+        with clock_between(broker.port, broker.port, STREAM_RATE, total, prefetch=total + 1) as clock:
             cpu = broker.cpu_seconds()
             clock.run()
             return clock, broker.cpu_seconds() - cpu

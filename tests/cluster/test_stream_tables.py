@@ -8,7 +8,6 @@ import io
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlencode
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,11 +17,11 @@ from conformance_tests.patience import PATIENCE_S, open_connection
 from persistence.streams.remote.table import offsets_of_table
 from tests.cluster.mqd import MqdCluster
 from tests.cluster.nodes import wait_for
+from tests.cluster.test_tiered_streams import publish
 from tests.reliability.test_stream_tables import ARGUMENTS
 from tests.reliability.test_streams import url
 from tests.reliability.test_tiered_streams import OPTIONS, STREAM
-from tests.reliability.test_tiered_streams import publish as publish_once
-from tests.stores.s3 import BUCKET, S3Server, s3_server, write_keys
+from tests.stores.s3 import S3Server, s3_server
 
 NODES = ("n1", "n2", "n3")
 
@@ -35,23 +34,9 @@ def s3() -> Iterator[S3Server]:
 
 @pytest.fixture
 def cluster(s3: S3Server, tmp_path: Path) -> Iterator[MqdCluster]:
-    settings = {
-        "region": "us-east-1",
-        "endpoint": s3.endpoint,
-        "allow_http": "true",
-        "credentials_file": write_keys(tmp_path),
-    }
-    remote = f"archive=s3://{BUCKET}/cluster?{urlencode(settings)}"
+    remote = s3.remote("cluster", tmp_path)
     with MqdCluster(NODES, "--stream-remotes", remote, *OPTIONS) as started:
         yield started
-
-
-def publish(cluster: MqdCluster, node: str, low: int, stop: int) -> int:
-    """Publish with confirms, by whichever node answers; return the number that is not confirmed."""
-    number = low
-    while number < stop:
-        number = publish_once(cluster.port(node), number, stop, ARGUMENTS)
-    return number
 
 
 def keys(s3: S3Server, end: str) -> list[str]:
@@ -88,7 +73,7 @@ def wait_until_complete(cluster: MqdCluster, s3: S3Server) -> None:
 
 @pytest.mark.long
 def test_a_table_has_each_message_once_whoever_leads(cluster: MqdCluster, s3: S3Server) -> None:
-    reached = publish(cluster, "n1", 0, 300)
+    reached = publish(cluster, "n1", 0, 300, ARGUMENTS)
     wait_until_complete(cluster, s3)
     check(s3, reached)
     for _ in range(3):
@@ -96,7 +81,7 @@ def test_a_table_has_each_message_once_whoever_leads(cluster: MqdCluster, s3: S3
         timer = threading.Timer(1.0, cluster.kill, [leader])
         timer.start()
         other = next(name for name in NODES if name != leader)
-        reached = publish(cluster, other, reached, reached + 250)
+        reached = publish(cluster, other, reached, reached + 250, ARGUMENTS)
         timer.join()
         cluster.restart(leader)
     wait_until_complete(cluster, s3)

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlencode
+from typing import Any
 
 import pytest
 
@@ -18,28 +18,20 @@ from tests.cluster.nodes import wait_for
 from tests.reliability.test_streams import url
 from tests.reliability.test_tiered_streams import ARGUMENTS, OPTIONS, STREAM, read
 from tests.reliability.test_tiered_streams import publish as publish_once
-from tests.stores.s3 import BUCKET, S3Server, write_keys
+from tests.stores.s3 import S3Server, s3_server
 
 NODES = ("n1", "n2", "n3", "n4")
 
 
 @pytest.fixture
 def s3() -> Iterator[S3Server]:
-    server = S3Server()
-    server.make_bucket()
-    yield server
-    server.stop()
+    with s3_server() as server:
+        yield server
 
 
 @pytest.fixture
 def cluster(s3: S3Server, tmp_path: Path) -> Iterator[MqdCluster]:
-    settings = {
-        "region": "us-east-1",
-        "endpoint": s3.endpoint,
-        "allow_http": "true",
-        "credentials_file": write_keys(tmp_path),
-    }
-    remote = f"archive=s3://{BUCKET}/cluster?{urlencode(settings)}"
+    remote = s3.remote("cluster", tmp_path)
     with MqdCluster(NODES, "--stream-remotes", remote, *OPTIONS) as started:
         yield started
 
@@ -52,9 +44,12 @@ def segments(cluster: MqdCluster, name: str) -> int:
     return len(list((cluster.data(name) / "streams").rglob("*.segment")))
 
 
-def publish(cluster: MqdCluster, node: str, low: int, stop: int) -> int:
+#: Members at three of the nodes, the leader where the client is.
+PLACED = {**ARGUMENTS, "x-initial-cluster-size": 3, "x-queue-leader-locator": "client-local"}
+
+
+def publish(cluster: MqdCluster, node: str, low: int, stop: int, arguments: dict[str, Any] = PLACED) -> int:
     """Publish with confirms, by whichever node answers; return the number that is not confirmed."""
-    arguments = {**ARGUMENTS, "x-initial-cluster-size": 3, "x-queue-leader-locator": "client-local"}
     number = low
     while number < stop:
         number = publish_once(cluster.port(node), number, stop, arguments)

@@ -7,6 +7,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlencode
 
 from moto.server import ThreadedMotoServer
 
@@ -40,6 +41,16 @@ class S3Server:
     def objects(self, prefix: str) -> CloudObjects:
         settings = {**KEYS, "region": "us-east-1", "endpoint": self.endpoint}
         return CloudObjects(f"s3://{BUCKET}/{prefix}", settings, allow_http=True)
+
+    def remote(self, prefix: str, directory: Path) -> str:
+        """Return the option of a broker for a store `archive`; the keys are written into this directory."""
+        settings = {
+            "region": "us-east-1",
+            "endpoint": self.endpoint,
+            "allow_http": "true",
+            "credentials_file": write_keys(directory),
+        }
+        return f"archive=s3://{BUCKET}/{prefix}?{urlencode(settings)}"
 
     def all_keys(self, prefix: str) -> list[str]:
         return [each.key for each in self.objects(prefix).found("")]

@@ -88,7 +88,7 @@ class AwaitedBackpressure(Backpressure, Protocol):
     def wait(self) -> Awaitable[None]: ...
 
 
-class OtherWorkers(Protocol):
+class OtherWorkers(OtherHalfOpens, Protocol):
     """The other processes of this node, which accept from the same sockets."""
 
     def note_connections(self, count: int) -> None:
@@ -121,6 +121,14 @@ class _NoOthers:
 
     def others_take_clients(self) -> bool:
         return False
+
+    def note_half_open(self, count: int, source: str, of_source: int) -> None: ...
+
+    def half_open(self) -> int:
+        return 0
+
+    def half_open_of(self, source: str) -> int:
+        return 0
 
 
 NO_OTHERS: Final = _NoOthers()
@@ -202,9 +210,8 @@ class Server:
         authentication: Authentication | None = None,
         descriptors: Descriptors | None = None,
         others: OtherWorkers = NO_OTHERS,
-        other_half_opens: OtherHalfOpens | None = None,
     ) -> None:
-        """`others` and `other_half_opens` are the other processes of the node, if it has several."""
+        """`others` are the other processes of the node, if it has several."""
         self.broker = broker
         self._others = others
         self._takes_clients = True
@@ -229,7 +236,7 @@ class Server:
         #: Number of clients within this process so far.
         self._within = 0
         #: Connections that have not logged in.
-        self.half_opens = HalfOpens(self.config, other_half_opens)
+        self.half_opens = HalfOpens(self.config, others)
         self._proxies = Proxies(self.config.proxy_sources)
         self.tokens = Tokens(self.config) if self.config.oauth_resource_server_id else None
         self._handshakes = trio.Lock()

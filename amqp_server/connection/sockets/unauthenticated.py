@@ -43,18 +43,6 @@ class OtherHalfOpens(Protocol):
     def half_open_of(self, source: str) -> int: ...
 
 
-class NoHalfOpens:
-    """Stands for the other processes of a node that is one process."""
-
-    def note_half_open(self, count: int, source: str, of_source: int) -> None: ...
-
-    def half_open(self) -> int:
-        return 0
-
-    def half_open_of(self, source: str) -> int:
-        return 0
-
-
 class HalfOpens:
     """All half-open connections of the node. At the limit of an address, its oldest connection is closed for
     its newest; at the limit of the node, the oldest connection of the address with most of them is closed.
@@ -65,9 +53,9 @@ class HalfOpens:
     connection in: others have all the places.
     """
 
-    def __init__(self, config: Config, others: OtherHalfOpens | None = None) -> None:
+    def __init__(self, config: Config, others: OtherHalfOpens) -> None:
         self._config = config
-        self._others = others or NoHalfOpens()
+        self._others = others
         #: Half-open connections by address, the oldest first.
         self._by_source: dict[str, dict[HalfOpen, None]] = {}
         self._count = 0

@@ -13,8 +13,15 @@ from persistence.streams.remote.objects import NoObjects, Objects, no_remote
 from persistence.streams.remote.reading import TieredReader
 from persistence.streams.remote.table import Job
 
+#: The longest pause after failures.
+PAUSE_MAX_MS: Final = 60_000
 #: Tables that one alarm names.
 TABLES_TOLD_MAX: Final = 5
+
+
+def pause_ms(first_ms: int, failures: int) -> int:
+    """Return the pause after so many failures in a row; `first_ms` is the one after the first."""
+    return min(first_ms << min(failures - 1, 16), PAUSE_MAX_MS)
 
 
 class RemoteStorePort(Protocol):
@@ -128,4 +135,4 @@ class Remotes:
         self._on_tables("; ".join(told[:TABLES_TOLD_MAX]) + more)
 
 
-__all__ = ["NoStores", "RemoteStorePort", "Remotes"]
+__all__ = ["PAUSE_MAX_MS", "NoStores", "RemoteStorePort", "Remotes", "pause_ms"]

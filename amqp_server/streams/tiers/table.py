@@ -16,6 +16,7 @@ from typing import Final, Protocol
 from outcome import Error, Outcome
 
 from amqp_server.streams.services import StreamServices
+from amqp_server.streams.tiers.remotes import pause_ms
 from persistence.streams.log import StreamLog
 from persistence.streams.remote.manifest import Manifest, Range
 from persistence.streams.remote.objects import Unavailable
@@ -25,9 +26,8 @@ from persistence.streams.segment import Segment
 
 logger = logging.getLogger("mqd.streams")
 
-#: Pauses after failures: the first one, and the longest.
+#: The first pause after failures.
 PAUSE_MIN_MS: Final = 1_000
-PAUSE_MAX_MS: Final = 60_000
 
 
 class TableOwner(Protocol):
@@ -171,8 +171,7 @@ class TierTable:
         if not isinstance(error, Stopping):
             remotes.table_failed(title, str(error))
         self._failures += 1
-        pause_ms = min(PAUSE_MIN_MS << min(self._failures - 1, 16), PAUSE_MAX_MS)
-        self._rests_until = self._services.clock.monotonic_ms() + pause_ms
+        self._rests_until = self._services.clock.monotonic_ms() + pause_ms(PAUSE_MIN_MS, self._failures)
         return False
 
 

@@ -17,7 +17,7 @@ from typing import Any, Final, Protocol
 from outcome import Error, Outcome
 
 from amqp_server.streams.services import StreamServices
-from amqp_server.streams.tiers.remotes import Remotes
+from amqp_server.streams.tiers.remotes import PAUSE_MAX_MS, Remotes, pause_ms
 from amqp_server.streams.tiers.table import TierTable
 from persistence.streams.log import Lost, Read, StreamLog, Wanted
 from persistence.streams.remote import manifest as manifests
@@ -31,9 +31,8 @@ from persistence.streams.segment import SegmentPlace
 
 logger = logging.getLogger("mqd.streams")
 
-#: Pauses after failures of the store: the first one, and the longest.
+#: The first pause after failures of the store.
 PAUSE_MIN_MS: Final = 500
-PAUSE_MAX_MS: Final = 60_000
 #: Pauses of a reader that waits for messages in the store.
 READ_PAUSE_MIN_MS: Final = 100
 READ_PAUSE_MAX_MS: Final = 5_000
@@ -86,8 +85,8 @@ class Tier:
         "_rests_until",
         "_services",
         "first_offset",
-        "local_limits",
         "is_deleted",
+        "local_limits",
         "manifest",
         "reader",
         "remote",
@@ -253,7 +252,7 @@ class Tier:
         else:
             logger.error("%s: a segment was not uploaded", self._owner.stream_title, exc_info=error)
         self._failures += 1
-        self._rest(min(PAUSE_MIN_MS << min(self._failures - 1, 16), PAUSE_MAX_MS))
+        self._rest(pause_ms(PAUSE_MIN_MS, self._failures))
 
     def _rest(self, pause_ms: int) -> None:
         self._rests_until = self._services.clock.monotonic_ms() + pause_ms
@@ -297,11 +296,14 @@ class Tier:
             return
         table = self.name_of_table(manifest)
         keys = [table.key(each.first, each.stop) for each in removed]
-        in_use = self.table_format is not None or self.table.wrote
-        if in_use and manifest.remote in self._remotes.stores.with_catalog:
+        if self._is_in_catalog(manifest):
             self.table.cut(table, removed[-1].stop, partial(self._doom, keys))
         else:
             self._doom(keys)
+
+    def _is_in_catalog(self, manifest: Manifest) -> bool:
+        in_use = self.table_format is not None or self.table.wrote
+        return in_use and manifest.remote in self._remotes.stores.with_catalog
 
     def _doom(self, keys: list[str]) -> None:
         self._doomed += keys
@@ -344,8 +346,7 @@ class Tier:
                 stores.write(delete, partial(_deleted_all, title))
 
             self._remotes.table_works(title)
-            in_use = self.table_format is not None or self.table.wrote
-            if in_use and manifest.remote in stores.with_catalog:
+            if self._is_in_catalog(manifest):
                 stores.table(Drop(self.name_of_table(manifest)), dropped)
             else:
                 stores.write(delete, partial(_deleted_all, title))

@@ -16,6 +16,7 @@ from amqp_server.app import Node
 from amqp_server.broker.access import password as passwords
 from amqp_server.config import Config
 from amqp_server.connection.login.password_checks import OtherFailures, Outcome, PasswordChecks
+from amqp_server.connection.sockets.listener import NO_OTHERS
 from amqp_server.connection.sockets.unauthenticated import GRACE_S, HalfOpen, HalfOpens, OtherHalfOpens
 from amqp_server.workers.board import Board
 from conformance_tests.patience import PATIENCE_S
@@ -239,7 +240,7 @@ def test_what_counts_as_one_address(peer: str, source: str) -> None:
 class Door:
     """Admits connections by name."""
 
-    def __init__(self, total: int, of_one: int, others: OtherHalfOpens | None = None) -> None:
+    def __init__(self, total: int, of_one: int, others: OtherHalfOpens = NO_OTHERS) -> None:
         config = Config(half_open_max=total, half_open_per_address_max=of_one)
         self.places = HalfOpens(config, others)
         self.admitted: dict[str, HalfOpen] = {}

@@ -21,6 +21,7 @@ from amqp_server.channel import unacked
 from amqp_server.config import Config
 from amqp_server.connection.sockets import poller
 from amqp_server.connection.sockets.client_wire import ClientWire
+from amqp_server.connection.sockets.listener import NO_OTHERS
 from amqp_server.connection.sockets.poller import ENDED_MIN, LITTLE_BYTES, Poller
 from amqp_server.connection.sockets.transport import Affinity, Backpressure, Transport
 from amqp_server.connection.sockets.unauthenticated import HalfOpens
@@ -155,7 +156,7 @@ class PolledNode(MemoryNode):
         self.broker.access.permissions.set("guest", "/", ".*", ".*", ".*")
         self.peers = []
         self.poller = Poller(turn, LOOKS, self.config.receive_bytes)
-        self.half_opens = HalfOpens(self.config)
+        self.half_opens = HalfOpens(self.config, NO_OTHERS)
         self.backpressure: Backpressure = Disk()
         self.share_bytes = 0
         self.transports: dict[Transport, None] = {}

@@ -312,15 +312,21 @@ def header(dialog: Any, number: int, name: str, kind: str, value: str | None = N
         enter(line.locator("[name=header-value]"), value)
 
 
-def test_headers_of_a_binding_have_types(visit: Visit, broker: Broker) -> None:
+def binding_form(visit: Visit, broker: Broker, exchange: str, x_match: str) -> Any:
+    """Open the form that binds a queue to a new headers exchange, and fill in all but the headers."""
     declare(broker, "orders")
-    broker.api("PUT", "/api/exchanges/%2F/typed", {"type": "headers"})
+    broker.api("PUT", f"/api/exchanges/%2F/{exchange}", {"type": "headers"})
     page = visit.log_in()
-    visit.go("exchange", "/", "typed")
+    visit.go("exchange", "/", exchange)
     page.get_by_role("button", name="Bind", exact=True).click()
     dialog = page.get_by_role("dialog")
     enter(dialog.locator("[name=destination]"), "orders")
-    enter(dialog.locator("[name=x-match]"), "any-with-x")
+    enter(dialog.locator("[name=x-match]"), x_match)
+    return dialog
+
+
+def test_headers_of_a_binding_have_types(visit: Visit, broker: Broker) -> None:
+    dialog = binding_form(visit, broker, "typed", "any-with-x")
     header(dialog, 0, "tenant", "text", "7")
     header(dialog, 1, "tries", "number", "7")
     header(dialog, 2, "share", "number", "-0.5")
@@ -361,14 +367,7 @@ def test_headers_of_a_binding_have_types(visit: Visit, broker: Broker) -> None:
 def test_a_header_that_is_refused_stays_in_the_form(
     visit: Visit, broker: Broker, lines: list[tuple[str, str, str]], reason: str
 ) -> None:
-    declare(broker, "orders")
-    broker.api("PUT", "/api/exchanges/%2F/refusing", {"type": "headers"})
-    page = visit.log_in()
-    visit.go("exchange", "/", "refusing")
-    page.get_by_role("button", name="Bind", exact=True).click()
-    dialog = page.get_by_role("dialog")
-    enter(dialog.locator("[name=destination]"), "orders")
-    enter(dialog.locator("[name=x-match]"), "any")
+    dialog = binding_form(visit, broker, "refusing", "any")
     for number, line in enumerate(lines):
         header(dialog, number, *line)
     dialog.get_by_role("button", name="Bind").click()
