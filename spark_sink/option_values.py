@@ -10,8 +10,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import Any, Literal, TypeAlias
-from urllib.parse import urlsplit
+from typing import Any, Literal, NamedTuple, TypeAlias
+from urllib.parse import parse_qsl, urlsplit
 
 SHORTSTR_BYTES_MAX = 255
 #: It becomes a part of message ids and of the names of queues, which are short strings themselves.
@@ -33,6 +33,21 @@ _DURATION = re.compile(r"(\d+)\s*([a-z]*)")
 
 class BadOption(ValueError):
     """The text names the option, and what would be right."""
+
+
+class StoreUrl(NamedTuple):
+    """An object store, as the broker's option stream_remotes names it."""
+
+    scheme: Literal["file", "s3", "gs"]
+    #: A directory; or bucket and prefix. Without a slash at its end.
+    path: str
+    region: str = ""
+    endpoint: str = ""
+    #: True: without TLS.
+    allow_http: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.scheme}://{self.path}"
 
 
 def text(name: str, value: str) -> str:
@@ -216,6 +231,43 @@ def http_urls(name: str, value: str) -> tuple[str, ...]:
                 f"option '{name}' must hold no user, '?' or '#': the user is that of options 'url' or 'username'"
             )
     return found
+
+
+#: Settings of a store that the query of its URL may have.
+_STORE_SETTINGS = ("region", "endpoint", "allow_http")
+
+
+def store(name: str, value: str) -> StoreUrl:
+    """The URL of an object store, or the path of a directory."""
+    wrong = BadOption(
+        f"option '{name}' must be a store such as s3://bucket/prefix?region=eu-central-1, gs://bucket/prefix, "
+        f"file:///directory or /directory, not {value!r}; s3:// may have {', '.join(_STORE_SETTINGS)} behind a '?'"
+    )
+    directory = value.removeprefix("file://")
+    if directory.startswith("/"):
+        return StoreUrl("file", directory.rstrip("/"))
+    try:
+        split = urlsplit(value)
+        settings = dict(parse_qsl(split.query, strict_parsing=bool(split.query)))
+    except ValueError:
+        raise wrong from None
+    path = f"{split.netloc}{split.path}".rstrip("/")
+    if not split.netloc or "@" in split.netloc or split.fragment:
+        raise wrong
+    if split.scheme == "gs" and not settings:
+        return StoreUrl("gs", path)
+    # Spark's own readers say s3a.
+    if split.scheme not in ("s3", "s3a") or not settings.keys() <= set(_STORE_SETTINGS):
+        raise wrong
+    if settings.get("allow_http", "false") not in ("true", "false"):
+        raise wrong
+    return StoreUrl(
+        "s3",
+        path,
+        settings.get("region", ""),
+        settings.get("endpoint", ""),
+        settings.get("allow_http") == "true",
+    )
 
 
 def nearest(name: str, known: Iterable[str]) -> str:

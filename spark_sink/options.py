@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from spark_sink import option_values as values
 from spark_sink.client.login import PORT, TLS_PORT, BadUrl, Host, Login, Tls, parse_url
-from spark_sink.option_values import EARLIEST, LATEST, BadOption, ByPartition, Offsets, nearest
+from spark_sink.option_values import EARLIEST, LATEST, BadOption, ByPartition, Offsets, StoreUrl, nearest
 
 BOTH, SINK, SOURCE = ("sink", "source"), ("sink",), ("source",)
 DAY_MS = 86_400_000
@@ -323,6 +323,14 @@ OPTIONS: tuple[Option, ...] = (
         SOURCE,
         "how long the broker may say that nothing is left before messages that are due count as missing",
     ),
+    Option(
+        "history",
+        values.store,
+        None,
+        SOURCE,
+        "streams with x-stream-table: the URL of the object store, as the broker's stream_remotes has it, or its "
+        "directory; what the tables have is read from their files, the rest from the broker",
+    ),
     Option("includeHeaders", values.flag, True, SOURCE, "whether there is a column headers"),
 )
 
@@ -341,6 +349,7 @@ _FOR_STREAMS = (
     "minPartitions",
     "maxRecordsPerPartition",
     "managementUrl",
+    "history",
 )
 #: Options that do nothing without one of the others.
 _NEEDS = {
@@ -408,6 +417,8 @@ class SourceOptions:
     max_messages: int | None
     fail_on_data_loss: bool
     redelivery_timeout_ms: int
+    #: Where the tables of the streams are; None: all is read from the broker.
+    history: StoreUrl | None
     include_headers: bool
 
     @property

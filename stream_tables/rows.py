@@ -25,8 +25,9 @@ SCHEMA: Final = pa.schema(
         pa.field("row", pa.int32(), nullable=False),
         # When the broker took the message.
         pa.field("timestamp", _TIME, nullable=False),
-        pa.field("exchange", pa.string(), nullable=False),
-        pa.field("routing_key", pa.string(), nullable=False),
+        # Null only where packed rows say so.
+        pa.field("exchange", pa.string()),
+        pa.field("routing_key", pa.string()),
         pa.field("headers", pa.map_(pa.string(), pa.string())),
         pa.field("content_type", pa.string()),
         pa.field("content_encoding", pa.string()),
@@ -165,8 +166,7 @@ def _packed(message: Message, time_ms: int, rows: RecordBatch, number: int) -> R
         if name == "row":
             return pa.array(range(number, number + count), kind)
         if name in names:
-            brought = rows.column(names[name]).cast(kind)
-            return brought if SCHEMA.field(name).nullable else brought.fill_null(of_message.column(name)[0])
+            return rows.column(names[name]).cast(kind)
         if name == "value" or name in _ENVELOPE:
             return pa.nulls(count, kind)
         # Arrow cannot repeat a scalar of a map.

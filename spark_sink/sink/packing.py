@@ -81,7 +81,7 @@ def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]
     packed = [index for index, each in enumerate(messages.properties) if each in marked] if marked else []
     done = 0
     for index in packed:
-        batches = _rows(messages.values[index])
+        batches = packed_rows(messages.values[index])
         if batches is None:
             continue
         if index > done:
@@ -93,7 +93,7 @@ def unpacked(messages: Messages) -> Iterator[tuple[Messages, RecordBatch | None]
         yield messages if not done else messages.part(done, len(messages)), None
 
 
-def _rows(body: bytes) -> list[RecordBatch] | None:
+def packed_rows(body: bytes) -> list[RecordBatch] | None:
     """Return the rows in a body; None if this connector did not pack it. Raises BadMessage."""
     try:
         reader = pa.ipc.open_stream(_decompressed(body))

@@ -104,7 +104,7 @@ class Decoder:
         if self._wants(COLUMNS):
             columns |= _property_columns(messages.properties)
         if rows is not None:
-            columns = _of_packed(columns, rows, self._repeats)
+            columns = of_packed(columns, rows, self._repeats)
         return self._made(columns)
 
     def _batch_of(self, found: Cuts, offsets: Any, same: Mapping[str, object]) -> pa.RecordBatch:
@@ -153,7 +153,7 @@ def _taken(times: Array, kind: Any) -> Array:
     return times.cast(pa.timestamp("ms", kind.tz)).cast(kind)
 
 
-def _of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> dict[str, Column]:
+def of_packed(columns: Mapping[str, Column], rows: Any, repeats: Repeats) -> dict[str, Column]:
     """Columns of the rows of one message: the packed columns; all others have the message's values."""
 
     def column(name: str, of_message: Column) -> Column:

@@ -1,8 +1,8 @@
 """Streams and super streams, as Spark reads them: a partition is a task, or several, and offsets are Spark's
 own.
 
-The driver finds the end of each partition (`probe`), and tasks read ranges of offsets (`fetch`). Reading
-removes nothing, so a repeated task or query can read any range again.
+The driver finds the end of each partition (`probe`) and the files of its table (`history`), and tasks read
+ranges of offsets (`slices`). Reading removes nothing, so a repeated task or query can read any range again.
 """
 
 from __future__ import annotations
@@ -25,14 +25,12 @@ from pyspark.sql.types import StructType
 from spark_sink import option_values
 from spark_sink.option_values import BadOption, ByPartition
 from spark_sink.options import SourceOptions
-from spark_sink.rows import TAKEN
-from spark_sink.source.columns import Decoder, check_schema
+from spark_sink.source.columns import check_schema
 from spark_sink.source.consumer import log
 from spark_sink.source.loss import DataLoss
 from spark_sink.source.offsets import BadCheckpoint
-from spark_sink.source.stored import StoredRun
-from spark_sink.source.stream_reader import freeze_modules
-from spark_sink.streams.fetch import Fetch, lost
+from spark_sink.streams.fetch import lost
+from spark_sink.streams.history import History
 from spark_sink.streams.offsets import (
     RANGE_MAX,
     Offsets,
@@ -48,6 +46,7 @@ from spark_sink.streams.offsets import (
     to_json,
 )
 from spark_sink.streams.probe import Bounds, Probe
+from spark_sink.streams.slices import Slice, rows
 
 #: A trigger that finds nothing waits so long before it returns; otherwise an idle query would ask all the
 #: time.
@@ -56,38 +55,19 @@ IDLE_S = 0.05
 IDLE_LOOK_S = 1.0
 
 
-class Slice(InputPartition):
-    """The range that one task reads."""
-
-    def __init__(self, queue: str, wanted: Range, number: int) -> None:
-        super().__init__(number)
-        self.queue = queue
-        self.wanted = wanted
-        self.number = number
+def slices(probe: Probe, history: History, ranges: Sequence[Range]) -> list[InputPartition]:
+    return [
+        Slice(probe.queue(each.partition), each, number, history.files(each.partition, each.start, each.end))
+        for number, each in enumerate(ranges)
+    ]
 
 
-def slices(probe: Probe, ranges: Sequence[Range]) -> list[InputPartition]:
-    return [Slice(probe.queue(each.partition), each, number) for number, each in enumerate(ranges)]
-
-
-def rows(options: SourceOptions, schema: StructType, piece: InputPartition) -> Iterator[pa.RecordBatch]:
-    if not isinstance(piece, Slice):
-        # Spark's own value, if there is nothing to read.
-        return
-    freeze_modules()
-    decoder = Decoder(schema, piece.queue)
-    stream, number = piece.wanted.partition
-    fetch = Fetch(options, piece.queue, piece.wanted, piece.number, times=TAKEN in schema.names)
-    for run in fetch:
-        if isinstance(run, StoredRun):
-            yield from decoder.stored_batches(run, stream, number)
-        else:
-            yield from decoder.log_batches(run, stream, number, fetch.timed)
-
-
-def starts(options: SourceOptions, probe: Probe, usual: option_values.Offsets) -> tuple[Offsets, Offsets]:
+def starts(
+    options: SourceOptions, probe: Probe, history: History, usual: option_values.Offsets
+) -> tuple[Offsets, Offsets]:
     """Where a read begins, as its options say, and where each partition ends now."""
     first, following = probe.bounds()
+    history.check(first)
     option, moments = _moments(
         first,
         ("startingTimestamp", options.starting_timestamp),
@@ -108,8 +88,11 @@ def starts(options: SourceOptions, probe: Probe, usual: option_values.Offsets) -
     given = resolved("startingOffsets", options.starting_offsets or usual, first, following)
     for partition, offset in given.items():
         if offset < first[partition]:
-            lost(options, probe.queue(partition), offset, first[partition])
-            given[partition] = first[partition]
+            gaps = history.missing(partition, offset, first[partition])
+            for low, stop in gaps:
+                lost(options, probe.queue(partition), low, stop)
+            if gaps and gaps[0][0] == offset:
+                given[partition] = gaps[0][1]
     return given, following
 
 
@@ -157,11 +140,12 @@ class LogReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         options = self._options
         probe = Probe(options, "spark read")
+        history = History(options, probe)
         try:
-            start, following = starts(options, probe, "earliest")
+            start, following = starts(options, probe, history, "earliest")
             end = ends(options, probe, start, following)
             longest = options.max_records_per_partition or RANGE_MAX
-            return slices(probe, cut(start, end, options.min_partitions, longest))
+            return slices(probe, history, cut(start, end, options.min_partitions, longest))
         finally:
             probe.close()
 
@@ -179,6 +163,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._options = options
         self._schema = schema
         self._opened: Probe | None = None
+        self._tables: History | None = None
         #: Where the query began; None if it goes on from a checkpoint.
         self._initial: Offsets | None = None
         #: `availableNow`: where to stop.
@@ -200,12 +185,18 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._opened = Probe(options, f"spark source {what}")
         return self._opened
 
+    @property
+    def _history(self) -> History:
+        if self._tables is None:
+            self._tables = History(self._options, self._probe)
+        return self._tables
+
     # Methods that Spark calls beside the driver.
 
     def initialOffset(self) -> dict[str, Any]:
         # Spark asks twice, for the first plan and for its tasks; what came in between belongs to the query.
         if self._initial is None:
-            self._initial = starts(self._options, self._probe, "latest")[0]
+            self._initial = starts(self._options, self._probe, self._history, "latest")[0]
         return to_json(self._initial)
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -254,7 +245,7 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         begin = {partition: before.get(partition, 0) for partition in after}
         options = self._options
         ranges = cut(begin, after, options.min_partitions, options.max_records_per_partition)
-        return slices(self._probe, ranges) or [InputPartition(None)]
+        return slices(self._probe, self._history, ranges) or [InputPartition(None)]
 
     def commit(self, end: dict[str, Any]) -> None:
         """The checkpoint has it; the broker keeps nothing."""
@@ -319,7 +310,8 @@ class LogStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if found.next >= begin:
             self._short_since.pop(partition, None)
             if found.first > begin and (partition, found.first) not in self._told:
-                lost(self._options, queue, begin, min(found.first, found.next))
+                for low, stop in self._history.missing(partition, begin, min(found.first, found.next)):
+                    lost(self._options, queue, low, stop)
                 self._told.add((partition, found.first))
             return found.next
         # A node of a cluster may be behind for a while; otherwise the stream is not the one that was read.

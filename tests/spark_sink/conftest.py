@@ -50,9 +50,15 @@ def warm_up(spark: SparkSession, directory: Path) -> None:
 
 
 @pytest.fixture(scope="session")
-def node(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Node]:
+def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The object store `archive` of the node."""
+    return tmp_path_factory.mktemp("archive")
+
+
+@pytest.fixture(scope="session")
+def node(tmp_path_factory: pytest.TempPathFactory, archive: Path) -> Iterator[Node]:
     """A real mqd."""
-    with Node(tmp_path_factory.mktemp("mqd")) as node:
+    with Node(tmp_path_factory.mktemp("mqd"), "--stream-remotes", f"archive=file://{archive}") as node:
         yield node
 
 

@@ -9,7 +9,9 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 from persistence.streams.files import DiskFiles
@@ -71,10 +73,9 @@ class FileObjects:
                 path = self._directory / key
                 self._files.remove(path)
                 if not self._files.names(path.parent) and path.parent != self._directory:
-                    # A stream that has no object needs no directory.
-                    path.parent.rmdir()
-        except FileNotFoundError:
-            pass
+                    # A stream that has no object needs no directory. Another thread may have removed it.
+                    with suppress(FileNotFoundError):
+                        path.parent.rmdir()
         except OSError as error:
             raise Unavailable(f"{self._directory}: {error.strerror or error}") from error
 
@@ -84,10 +85,20 @@ class FileObjects:
             if not directory.exists():
                 return
             for path in sorted(directory.rglob("*")):
-                if path.is_file():
-                    yield Found(path.relative_to(self._directory).as_posix(), path.stat().st_size)
+                size = _size(path)
+                if size is not None:
+                    yield Found(path.relative_to(self._directory).as_posix(), size)
         except OSError as error:
             raise Unavailable(f"{directory}: {error.strerror or error}") from error
+
+
+def _size(path: Path) -> int | None:
+    """Return the size of a file; None for a directory, and for a file that another thread has deleted."""
+    try:
+        status = path.stat()
+    except FileNotFoundError:
+        return None
+    return status.st_size if S_ISREG(status.st_mode) else None
 
 
 __all__ = ["FileObjects"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +73,33 @@ def test_found_and_deleted(objects: Objects) -> None:
     assert sorted(each.key for each in objects.found("")) == ["a/1", "a/2", "ab/3"]
     objects.delete(["a/1", "a/2", "a/1"])
     assert [each.key for each in objects.found("")] == ["ab/3"]
+
+
+def test_an_object_that_is_gone_keeps_no_other_one(objects: Objects) -> None:
+    """Two threads may delete what one stream leaves, and the first takes the directory with it."""
+    put(objects, "b/1", b"x")
+    objects.delete(["a/gone", "b/1"])
+    assert [each.key for each in objects.found("")] == []
+
+
+def test_an_object_that_is_deleted_while_others_are_found_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    objects = FileObjects(tmp_path)
+    for key in ("a/1", "a/2", "b/3"):
+        put(objects, key, b"x")
+    found = Path.stat
+
+    def too_late(path: Path, **arguments: Any) -> Any:
+        """Another thread deletes it before the second look."""
+        status = found(path, **arguments)
+        if path.name == "2":
+            path.unlink()
+        return status
+
+    monkeypatch.setattr(Path, "stat", too_late)
+    assert [each.key for each in objects.found("")] in (["a/1", "b/3"], ["a/1", "a/2", "b/3"])
+    assert [each.key for each in objects.found("")] == ["a/1", "b/3"]
 
 
 def test_a_put_that_fails_leaves_nothing(objects: Objects) -> None:
