@@ -153,8 +153,6 @@ class Replicas:
         #: News that not all groups know: what to do with each group; and the number of news before.
         self._news: list[Callable[[Group], None]] = []
         self._told = 0
-        #: Peers that had a session at the last tick.
-        self._connected: Collection[str] = ()
 
     # -- groups ----------------------------------------------------------------------------------------------
 
@@ -468,13 +466,8 @@ class Replicas:
 
     # -- time ------------------------------------------------------------------------------------------------
 
-    def tick(self, connected: Collection[str]) -> None:
-        """One tick of the election clock: call `tell`, and `ticks` for the groups that are not idle.
-
-        `connected` are the peers with a session. A group that is idle hears of a change by `link_up` and
-        `link_down` only, so nothing else may decide who is connected.
-        """
-        self._connected = connected
+    def tick(self) -> None:
+        """One tick of the election clock: call `tell`, and `ticks` for the groups that are not idle."""
         self._watch_disk()
         self.lost_entries.tick()
         if self.stalled:
@@ -487,12 +480,19 @@ class Replicas:
             self.contain(group, transfer.go_on, group)
 
     def ticks(self) -> Iterator[None]:
-        """One tick for each group that is not idle, one group at each step."""
+        """One tick for each group that is not idle, one group at each step.
+
+        A group that is idle hears of a change by `link_up` and `link_down` only, so a tick must not know less
+        of the links than they have told.
+        """
         if self.stalled:
             return
+        connected, known = self.links.connected(), self.news_count
         for group in list(self.active):
+            if known != self.news_count:
+                connected, known = self.links.connected(), self.news_count
             if group in self.active:
-                self.contain(group, self._tick, group, self._connected)
+                self.contain(group, self._tick, group, connected)
                 yield
 
     def _tick(self, group: Group, connected: Collection[str]) -> None:

@@ -333,7 +333,7 @@ class Raft:
         Until `restore` nothing else changes the log. A log that has got the snapshot's
         entry meanwhile must not be replaced: later entries may have been acknowledged.
         """
-        if self.leadership is not None or index <= self.commit or self.log.term_at(index) == term:
+        if self.leadership is not None or index <= self.commit or self.log.has(index, term):
             return False
         self.installing_index = index
         return True

@@ -17,18 +17,23 @@ def on_append(raft: Raft, message: Message) -> None:
     raft.leader_commit = max(raft.leader_commit, message.hint_term)
     if raft.installing_index:
         return
+    # If an append was refused that follows on entries which are not judged, the leader would begin with them
+    # again, at once and without end.
+    follows = bool(raft.log.vague and message.entries) and message.index == raft.unjudged
     if raft.log.vague and raft.log.is_vague(message.index, message.index + len(message.entries)):
         # It is unknown whether these entries equal the ones here. First fetch the unreadable ones; the leader
         # sends this append again.
         raft.unjudged = message.index + len(message.entries)
+        if message.index in raft.log.unreadable_end() and not follows:
+            # The leader may have deleted the entry since, and every other member, too. Then it sends its
+            # snapshot, else this append from that entry on.
+            _refuse(raft, message, raft.log.unreadable_end()[0] - 1)
         return
     if not fits(raft, message):
-        if raft.log.vague and message.entries and message.index == raft.unjudged:
-            # The append follows on such entries. If it was refused, the leader would begin with them again,
-            # at once and without end.
+        if follows:
             raft.unjudged += len(message.entries)
-            return
-        _reject(raft, message)
+        else:
+            _reject(raft, message)
         return
     _take_entries(raft, message)
     _verify(raft, message)
@@ -51,9 +56,12 @@ def on_snapshot(raft: Raft, message: Message) -> None:
     """Ask for the snapshot, unless this log has its entries."""
     raft.follow(message.sender)
     raft.leader_commit = max(raft.leader_commit, message.index)
-    if raft.installing_index or (raft.log.vague and raft.log.is_vague(message.index, message.index)):
+    log = raft.log
+    if raft.installing_index or (
+        message.index < log.last_index and log.is_vague(message.index, message.index)
+    ):
         return
-    if message.index > raft.commit and raft.log.term_at(message.index) != message.log_term:
+    if message.index > raft.commit and not log.has(message.index, message.log_term):
         raft.offer = message
         return
     if message.index > raft.commit:
@@ -123,8 +131,11 @@ def _verify(raft: Raft, message: Message) -> None:
 
 
 def _reject(raft: Raft, message: Message) -> None:
-    log = raft.log
-    hint = log.last_before_conflict(message.index, message.log_term)
+    _refuse(raft, message, raft.log.last_before_conflict(message.index, message.log_term))
+
+
+def _refuse(raft: Raft, message: Message, hint: int) -> None:
+    """Answer that this log does not fit; it may fit up to `hint`."""
     raft.rest(
         Message(
             APPEND_ANSWER,
@@ -135,7 +146,7 @@ def _reject(raft: Raft, message: Message) -> None:
             commit=raft.commit,
             reject=True,
             hint=hint,
-            hint_term=log.term_at(hint),
+            hint_term=raft.log.term_at(hint),
             amnesiac=raft.amnesiac,
         )  # fmt: skip
     )

@@ -140,6 +140,12 @@ class Log:
             return term
         return self.terms[bisect_right(self.terms, (index, _ENDLESS)) - 1][1]
 
+    def has(self, index: int, term: int) -> bool:
+        """Return whether this log has the entry. An unreadable last one of unknown term counts as none: a
+        snapshot up to there has everything that this log may have.
+        """
+        return self.term_at(index) == term and not (index == self.last_index and index in self.vague)
+
     def last_before_conflict(self, index: int, term: int) -> int:
         """Return the last index up to this one whose term is not above `term`: the logs agree up to there at
         best.

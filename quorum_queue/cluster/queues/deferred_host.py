@@ -116,6 +116,13 @@ class DeferredHost(QueueHost):
     def _send_pending(self) -> None:
         raise NotImplementedError
 
+    def attach(self, consumer: Consumer, done: Callable[[str | None], None]) -> None:
+        if consumer.next_id and not self.ended:
+            # Another host has delivered to it before: it goes on from there, also if it is attached again
+            # here before it has got anything.
+            self._next_ids[consumer.key] = consumer.next_id
+        super().attach(consumer, done)
+
     def barrier(self, done: Callable[..., None]) -> None:
         if self.ended:
             done()

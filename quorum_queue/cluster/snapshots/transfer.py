@@ -144,6 +144,10 @@ def go_on(group: Group) -> None:
     now = replicas.clock.monotonic_ms()
     options = replicas.options
     for to, sending in list((group.sending or {}).items()):
+        if not group.is_leader:
+            # A piece would be one of the new term, and end the transfer of its leader.
+            ended(group, to, ok=False)
+            continue
         state = sending.state
         while state is not None and (sending.offset < len(state) or not state):
             if replicas.links.pending_bytes(to) > options.transfer_bytes_max:
@@ -168,7 +172,7 @@ def go_on(group: Group) -> None:
         if unsent != sending.unsent and unsent > options.piece_bytes:
             sending.moved_at = now
         sending.unsent = unsent
-        if not group.is_leader or now - sending.moved_at > options.transfer_timeout_ms:
+        if now - sending.moved_at > options.transfer_timeout_ms:
             ended(group, to, ok=False)
         elif group.core.leadership is not None and _matched(group, to) >= sending.index:
             ended(group, to, ok=True)

@@ -42,7 +42,7 @@ from tests.quorum_queue.cluster.broker import (
 )
 from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.stores.memory import Faults, MemoryEnvironment
-from tests.turns import StrictBoundary, Violation
+from tests.turns import Violation, strict_boundary
 
 if TYPE_CHECKING:
     from tests.quorum_queue.cluster.clients import Client
@@ -162,7 +162,7 @@ class SimulatedNode:
         self.environment.reader.waits = lambda: self._reads.random() < self.slow_reads
         self.timers = Timers()
         nothing: Any = None
-        boundary = StrictBoundary()
+        boundary = strict_boundary()
         self.queue_time = QueueTime(self.clock, self.time_note)
         #: Nodes that have told their time since this start.
         self.told_time: dict[str, None] = {}
@@ -208,6 +208,7 @@ class SimulatedNode:
             self.turn,
             addresses={},
             propose=replication.propose,
+            joined_at=lambda: 0,
         )
         self.links_told = Steps(self.turn, self.replicas.tell, "links could not be told")
         self.group_ticks = Steps(self.turn, self.replicas.ticks, "no tick")
@@ -353,7 +354,7 @@ class SimulatedNode:
                     self.network.close(session, self.name)
             else:
                 self.silent.pop(peer, None)
-        self.replicas.tick([peer for peer in self.sessions if self.silent.get(peer, 0) < 2])
+        self.replicas.tick()
         self.links_told.begin()
         self.group_ticks.begin()
         self.roster.version = self.network.version

@@ -168,7 +168,8 @@ class Simulation(Cluster):
         node, declared = self.unheard.pop(0)
         host = node.hosts.grouped.get(declared.queue_id) or node.hosts.remote.get(declared.queue_id)
         if node.alive and host is not None:
-            # A node that has started since knows it.
+            # A node that has started since knows it; and the topology has raised the version before.
+            node.roster.version = self.network.version
             node.turn.run(host.configure, declared.ledger.settings)
             node.end_turn()
 

@@ -258,6 +258,32 @@ def test_a_guest_is_told_when_its_queue_moves_on() -> None:
     scene.finish()
 
 
+def test_a_consumer_that_comes_from_a_member_goes_on_though_its_home_counts_as_down_at_once() -> None:
+    """Else ids of its deliveries begin anew, and the client's acks mean messages that it has given back."""
+    scene = Scene(names="abc", members="abc")
+    holder = scene.consume("c")
+    publisher = scene.publisher("c")
+    scene.publish("c", publisher, 3)
+    scene.settle()
+    scene.settle_all(holder)
+    scene.declared[0].members.append(("a", "b"))
+    scene.settle()
+    host = scene.nodes["c"].queues["plain"].host
+    assert isinstance(host, RemoteHost) and not holder.gone
+    at = host._home(host._avoid)
+    (leader,) = scene.leaders().values()
+    scene.host(leader).submit(("node_down", at, scene.nodes[at].incarnation))
+    scene.nodes[leader].end_turn()
+    scene.work()
+    scene.publish("c", publisher)
+    scene.settle()
+    assert list(holder.unacked) == [3]
+    scene.settle_all(holder)
+    scene.settle()
+    assert not scene.ledger.live
+    scene.finish()
+
+
 @pytest.mark.parametrize(
     ("ended", "told"), [("failed", events.MOVED), ("moved", events.MOVED), ("deleted", events.DONE)]
 )

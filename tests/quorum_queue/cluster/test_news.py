@@ -100,3 +100,29 @@ def test_a_batch_that_a_link_lost_is_sent_again_though_its_leader_stays_leader()
     scene.work(2)
     assert not publisher.waiting and not publisher.refusals
     scene.finish()
+
+
+def test_a_tick_that_takes_several_turns_forgets_no_link_that_came_meanwhile() -> None:
+    scene = Scene(more=("single", "dead"))
+    node, publisher = scene.nodes["a"], scene.publisher("a")
+    replicas = node.replicas
+    scene.network.close(node.sessions["c"], "a")
+    scene.work()
+    scene.publish("a", publisher)
+    scene.work()
+    group = replicas.groups[scene.group_id]
+    assert not publisher.waiting and len(replicas.groups) == 3
+    # It comes last.
+    replicas.active = dict.fromkeys(sorted(replicas.groups.values(), key=lambda each: each is group))
+    steps = replicas.ticks()
+    next(steps)
+    scene.network.connect("a", "c")
+    scene.work_off()
+    list(steps)
+    node.end_turn()
+    scene.work_off()
+    # No further tick may come to it: it may be idle.
+    assert group.core.leadership is not None and group.core.leadership.peers["c"].contact
+    (applied,) = {scene.nodes[name].replicas.groups[scene.group_id].applied for name in "abc"}
+    assert applied == group.applied
+    scene.finish()

@@ -12,7 +12,8 @@ from tests.quorum_queue.cluster.simulation import Simulation
 
 pytestmark = pytest.mark.usefixtures("quiet")
 
-SEEDS = 71
+#: Among them is one in which a leader is lost with messages that it had confirmed by itself.
+SEEDS = range(44, 115)
 PART = 10
 #: Number of these seeds whose counts are checked.
 COUNTED = 61
@@ -23,10 +24,21 @@ def run(seed: int) -> Simulation:
         return simulation.run(seed)
 
 
-@pytest.mark.parametrize("first", range(COUNTED, SEEDS, PART))
+@pytest.mark.parametrize("first", SEEDS[COUNTED::PART])
 def test_the_cluster_keeps_its_promises_for_every_seed(first: int) -> None:
     for seed in range(first, first + PART):
         run(seed)
+
+
+#: Found by chance: a member cannot read the end of its log, another one has lost its disk, and the leader
+#: has deleted what the first one lacks; and a consumer whose node has left the queue comes to a member that
+#: counts as down before it delivers anything; and a leader that is deposed goes on sending a snapshot.
+FOUND = (41_133, 42_054, 42_466)
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_was_found_by_chance(seed: int) -> None:
+    run(seed)
 
 
 def test_a_seed_is_a_run() -> None:
@@ -41,7 +53,7 @@ def test_a_seed_is_a_run() -> None:
 
 def test_the_seeds_reach_the_rare_things() -> None:
     seen: Counter[str] = Counter()
-    for seed in range(COUNTED):
+    for seed in SEEDS[:COUNTED]:
         found = run(seed)
         seen.update(found.count)
         for event in found.events:

@@ -11,7 +11,7 @@ import pytest
 
 from amqp_server.turn import Turn
 from quorum_queue.cluster import frames
-from quorum_queue.cluster.snapshots import compaction
+from quorum_queue.cluster.snapshots import compaction, transfer
 from quorum_queue.machine import locations, versions
 from quorum_queue.machine.snapshots import snapshot
 from tests.quorum_queue.cluster.network import OPEN
@@ -150,6 +150,28 @@ def test_the_leader_changes_while_a_snapshot_is_sent() -> None:
     assert scene.host("b").group.is_leader
     assert scene.nodes["c"].restored == 1
     scene.finish()
+
+
+def test_a_leader_that_is_deposed_while_it_sends_a_snapshot_sends_no_more_of_it() -> None:
+    """A piece would have the number of the new term, as if it came from the new leader, whose transfer would
+    end.
+    """
+    scene = Scene()
+    lagging(scene)
+    begun(scene)
+    group = scene.host("a").group
+    assert group.sending is not None
+    state = group.sending["c"].state
+    assert state is not None
+    # The link took none of it yet.
+    group.sending["c"].offset = 0
+    session = scene.nodes["c"].sessions["a"]
+    session.streams["c"].clear()
+    scene.nodes["a"].turn.run(group.core.step_down)
+    scene.nodes["a"].turn.run(transfer.go_on, group)
+    scene.nodes["a"].end_turn()
+    assert not group.sending
+    assert not scene.on_the_way("a", "c", frames.STATE)
 
 
 def test_a_snapshot_that_was_dropped_begins_anew_though_its_receiver_asks_for_what_nobody_has() -> None:

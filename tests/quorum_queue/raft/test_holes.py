@@ -12,6 +12,7 @@ from quorum_queue.raft.messages import (
     MEMBERS,
     PASSED_OVER,
     PRE_VOTE,
+    SNAPSHOT,
     VOTE,
     Entry,
     Message,
@@ -95,7 +96,6 @@ def test_a_member_with_a_hole_does_not_stand_for_election() -> None:
 def test_appends_that_touch_a_term_which_is_not_known_change_nothing() -> None:
     for holes, index, log_term, entries in (
         ((7, 8), 6, 2, (Entry(7, 6, 0, b"7"),)),
-        ((8,), 8, 6, (Entry(9, 6, 0, b"9"),)),
         ((3,), 2, 1, (Entry(3, 2, 0, b"3"),)),
     ):
         raft = a_member(*holes)
@@ -103,6 +103,38 @@ def test_appends_that_touch_a_term_which_is_not_known_change_nothing() -> None:
         assert (raft.last_index, raft.log.lost) == (8, holes)
     raft = a_member(8)
     assert not answers(raft, Message(COMMIT, "a", "b", 6, 8, 6, 8))
+
+
+def test_a_leader_learns_that_the_end_is_not_known() -> None:
+    """It may have deleted that entry: then only its snapshot helps. If not, it sends this append again."""
+    for holes, hint in (((8,), 7), ((7, 8), 6)):
+        raft = a_member(*holes)
+        (answer,) = answers(raft, Message(APPEND, "a", "b", 6, 8, 6, entries=(Entry(9, 6, 0, b"9"),)))
+        assert (answer.reject, answer.index, answer.hint) == (True, 8, hint)
+        assert (raft.last_index, raft.log.lost, raft.commit) == (8, holes, 0)
+        # That one waits for the entry, so that the two do not go round.
+        whole = (*(Entry(index, 6, 0, b"") for index in range(hint + 1, 9)), Entry(9, 6, 0, b"9"))
+        assert not answers(raft, Message(APPEND, "a", "b", 6, hint, raft.log.term_at(hint), entries=whole))
+
+
+def test_a_snapshot_replaces_a_log_whose_end_is_not_known() -> None:
+    """The member keeps its vote: all that it may have acknowledged is in the snapshot."""
+    for term in (5, 6):
+        raft = a_member(8)
+        raft.step(Message(SNAPSHOT, "a", "b", 6, 8, term))
+        offer = raft.ready().offer
+        assert offer is not None and raft.installing(8, term)
+        raft.restore(8, term, ABC)
+        assert (raft.last_index, raft.commit, raft.log.lost, raft.log.vague) == (8, 8, (), ())
+        assert (raft.log.last_term, raft.amnesiac) == (term, 0)
+
+
+def test_a_snapshot_does_not_replace_entries_behind_a_hole() -> None:
+    """They may have been acknowledged, and may follow on the snapshot."""
+    raft = a_member(3)
+    raft.step(Message(SNAPSHOT, "a", "b", 6, 3, 1))
+    assert raft.ready().offer is None
+    assert (raft.last_index, raft.commit) == (8, 0)
 
 
 def test_what_follows_a_hole_is_taken_and_acknowledged() -> None:
