@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import closing, suppress
 from functools import cached_property, partial
 from pathlib import Path
@@ -196,6 +196,8 @@ class Node:
             replication=None if parts is None else parts.replication,
         )
         self.broker.counts.others = worker
+        if worker is not None:
+            self.broker.counts.resume(worker.board.counted(worker.number))
         self.cluster = None if parts is None else self._cluster_node(parts, hosts)
         self.administration = None if self.cluster is None else self.cluster.administration
         self.backpressure = Backpressure(
@@ -453,6 +455,8 @@ class Node:
             begin_listening(option, sock, config.listen_backlog)
         self.descriptors.tell()
         _settle_collector()
+        # Before others hand connections over.
+        lost = self._lost_connections()
         async with trio.open_nursery() as background:
             background.start_soon(serve_sockets, self.poller)
             background.start_soon(self.commits.run, turn.run, self.poller.report)
@@ -473,7 +477,7 @@ class Node:
             if self.cluster is not None:
                 background.start_soon(self.cluster.run)
                 if self.worker is not None:
-                    background.start_soon(self._take_over, self.worker, self.cluster.mesh.take)
+                    background.start_soon(self._take_over, self.worker, self.cluster)
                 if self.cluster.stood_alone:
                     await self.cluster.adopt(self._journal)
                     turn.run(self._go_on, self.cluster)
@@ -492,6 +496,7 @@ class Node:
                     self.broker, self.commits, config.reset_administrator, first_password(config)
                 )
             turn.run(self.broker.topology.declare_event_exchange)
+            turn.run(self._tell_lost, lost)
             async with trio.open_nursery() as serving:
                 serving.start_soon(self.server.run)
                 serving.start_soon(self.conditions.run)
@@ -556,6 +561,7 @@ class Node:
             cluster=self.cluster,
             administration=self.administration,
             others=self.administration,
+            counted_before=(lambda node: None) if self.worker is None else self.worker.counted_before,
             shovels=lambda: self.shovels,
             sampler=Sampler(
                 broker,
@@ -588,12 +594,36 @@ class Node:
             # Its parent tells all workers.
             os.kill(os.getppid(), signal.SIGTERM)
 
-    async def _take_over(self, worker: Worker, take_link: Callable[[socket.socket], None]) -> None:
+    def _lost_connections(self) -> list[Mapping[str, object]]:
+        """Return what is told of the connections that have ended with the worker's last process; keep note of
+        those of this one.
+        """
+        events, worker = self.broker.events, self.worker
+        if events is None or worker is None or worker.open_connections is None:
+            return []
+        events.kept = worker.open_connections
+        return worker.open_connections.take()
+
+    def _tell_lost(self, lost: list[Mapping[str, object]]) -> None:
+        events = self.broker.events
+        if events is not None and events.wanted:
+            for told in lost:
+                events.tell("connection.closed", told)
+
+    async def _take_over(self, worker: Worker, cluster: ClusterNode) -> None:
         """Take connections from other workers, and hand clients' over to these."""
         from amqp_server.workers.handing_over import HandingOver
 
         assert self.settings is not None
-        handing_over = HandingOver(worker, self.server.adopt, self.broker.turn, self.settings.look, take_link)
+        handing_over = HandingOver(
+            worker,
+            self.server.adopt,
+            self.broker.turn,
+            self.settings.look,
+            cluster.mesh.take,
+            cluster.mesh.connected,
+            self.server.was_lost,
+        )
         if self.config.worker_affinity:
             self.server.affinity = handing_over
         await handing_over.run()
@@ -606,9 +636,18 @@ class Node:
 
         await serve(listening, self.managed, self.config, trio.sleep_forever)
 
+    async def _imported(self, *modules: str) -> None:
+        """Import modules, once the node's other processes have started: they need the cores."""
+        if self.worker is not None:
+            await self.worker.node_started()
+        await imported(*modules)
+
     async def _answer_others(self) -> None:
         """Answer the management APIs of other nodes; this node has no HTTP listener of its own."""
-        await imported(*MANAGEMENT)
+        assert self.cluster is not None
+        # What they ask meanwhile waits.
+        self.cluster.questions.answers_soon()
+        await self._imported(*MANAGEMENT)
         from amqp_server.management.serving.listener import answer_others
 
         await answer_others(self.managed, self.config)
@@ -656,7 +695,7 @@ class Node:
         await clear_parameter(self.broker, record)
 
     async def _measure(self, listening: socket.socket) -> None:
-        await imported(MANAGEMENT[0])
+        await self._imported(MANAGEMENT[0])
         from amqp_server.management.serving.listener import serve_metrics
 
         await serve_metrics(listening, self.managed, self.config, trio.sleep_forever)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -74,17 +75,43 @@ def opened(session: Served) -> None:
     events.tell("connection.created", told)
 
 
+def kept(session: Served) -> None:
+    """The connection is open in this process from now on: if that is killed, the next one tells its end."""
+    events = session.broker.events
+    if events is not None and events.kept is not None and session.is_open:
+        events.kept.begun(session.number, _end_of(session, events))
+
+
+def forgotten(session: Served) -> None:
+    """The connection has ended in this process, or goes on in another one."""
+    events = session.broker.events
+    if events is not None and events.kept is not None:
+        events.kept.ended(session.number)
+
+
 def closed(session: Served) -> None:
-    events, client = _wanted(session), session.client
+    forgotten(session)
+    events = _wanted(session)
     if events is not None:
-        told: dict[str, object] = {
-            "name": client.name,
-            "pid": events.pid(session.number),
-            "node": session.broker.replication.node,
-            "client_properties": client.properties,
-            "user_who_performed_action": client.username,
-        }
-        events.tell("connection.closed", told)
+        events.tell("connection.closed", _end_of(session, events))
+
+
+def _end_of(session: Served, events: Events) -> dict[str, object]:
+    client, node = session.client, session.broker.replication.node
+    return end_told(client.name, events.pid(session.number), node, client.properties, client.username)
+
+
+def end_told(
+    name: str, pid: str, node: str, properties: Mapping[str, object], user: str
+) -> dict[str, object]:
+    """Return the headers of connection.closed."""
+    return {
+        "name": name,
+        "pid": pid,
+        "node": node,
+        "client_properties": properties,
+        "user_who_performed_action": user,
+    }
 
 
 def channel_opened(session: Served, channel: Channel) -> None:

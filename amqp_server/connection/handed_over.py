@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from amqp_server.broker.topology.event_headers import pid
 from amqp_server.channel.channel import Channel
 from amqp_server.channel.confirms import Confirms
+from amqp_server.connection.events import end_told
 from amqp_server.connection.state import State
 
 if TYPE_CHECKING:
+    from amqp_server.broker.broker import Broker
     from amqp_server.connection.session import Session
 
 
@@ -126,6 +129,38 @@ def _channel_state(channel: Channel) -> ChannelState:
         channel.last_queue,
         next_publish,
     )
+
+
+class Farewell(msgspec.Struct, frozen=True, array_like=True):
+    """What is told if a connection is lost on its way to another process."""
+
+    name: str
+    username: str
+    began_as: tuple[str, int]
+    #: Empty if they are large.
+    properties: dict[str, Any]
+
+    @staticmethod
+    def of(state: SessionState) -> Farewell:
+        return Farewell(state.name, state.username, state.began_as, state.properties)
+
+    def encoded(self, bytes_max: int) -> bytes:
+        """Return it in this many bytes at most; without properties it is always short."""
+        whole = encode(self)
+        return whole if len(whole) <= bytes_max else encode(msgspec.structs.replace(self, properties={}))
+
+
+decode_farewell = msgspec.msgpack.Decoder(Farewell).decode
+
+
+def was_lost(broker: Broker, farewell: Farewell) -> None:
+    """A connection has ended on its way to this process."""
+    events = broker.events
+    if events is None or not events.wanted:
+        return
+    origin = pid(*farewell.began_as)
+    node, properties = broker.replication.node, farewell.properties
+    events.tell("connection.closed", end_told(farewell.name, origin, node, properties, farewell.username))
 
 
 def take_over(session: Session, state: SessionState) -> None:

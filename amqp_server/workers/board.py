@@ -9,6 +9,8 @@ from __future__ import annotations
 import mmap
 from typing import Final
 
+from amqp_server.broker.traffic import COUNTED
+
 #: The columns.
 CONNECTIONS: Final = 0
 MEMORY: Final = 1
@@ -28,7 +30,9 @@ LOG_LEVEL: Final = 2
 DRAINED: Final = 3
 #: 1 once the first worker has served: the node has its definitions and its first user.
 BEGUN: Final = 4
-SETTINGS: Final = 5
+#: 1 once all workers have served.
+STARTED: Final = 5
+SETTINGS: Final = 6
 _WORD: Final = 8
 #: Places of each worker for addresses, and the words of one: which address, a count, when it was written.
 PLACES: Final = 4_096
@@ -82,6 +86,8 @@ class Board:
         self._workers = workers
         # Behind the rows, words that any worker may write.
         self._words = memoryview(mmap.mmap(-1, (workers * COLUMNS + SETTINGS) * _WORD)).cast("q")
+        #: Of each worker the words of a Counted. They outlive its process: the node's counts do not fall.
+        self._counted = memoryview(mmap.mmap(-1, workers * COUNTED * _WORD)).cast("q")
         #: By address: connections that have not logged in, and failed logins.
         self.half_open = AddressCounts(workers)
         self.failed_logins = AddressCounts(workers)
@@ -98,6 +104,9 @@ class Board:
 
     def all(self, column: int) -> list[int]:
         return self._words[column : self._workers * COLUMNS : COLUMNS].tolist()
+
+    def counted(self, worker: int) -> memoryview:
+        return self._counted[worker * COUNTED : (worker + 1) * COUNTED]
 
     def setting(self, which: int) -> int | None:
         """Return what an operator has set while the node runs; None if nobody has."""

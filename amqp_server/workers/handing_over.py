@@ -10,14 +10,22 @@ from __future__ import annotations
 import logging
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
 import trio
 
 from amqp_server.cluster.membership.machines import machine_of, number_of
-from amqp_server.connection.handed_over import SessionState, decode, encode, is_quiet, state_of
+from amqp_server.connection.handed_over import (
+    Farewell,
+    SessionState,
+    decode,
+    decode_farewell,
+    encode,
+    is_quiet,
+    state_of,
+)
 from amqp_server.workers.affinity import READS_MAX, Place, place_of
 from amqp_server.workers.worker import CONNECTION, LINK, LOOK
 
@@ -30,6 +38,8 @@ logger = logging.getLogger("mqd.workers")
 
 #: Connections taken over before clients have their turn.
 TAKEN_MAX: Final = 16
+#: Bytes of a message, beside the descriptors: what is told of a connection that is lost on its way.
+MESSAGE_BYTES: Final = 4_096
 #: Pause after an error of the kernel, such as no free descriptor, s.
 PAUSE_S: Final = 0.1
 
@@ -44,14 +54,21 @@ class HandingOver:
         turn: Turn,
         look: Callable[[], None],
         take_link: Callable[[socket.socket], None],
+        linked: Callable[[], Collection[str]],
+        was_lost: Callable[[Farewell], None],
     ) -> None:
-        """`look` looks at what an operator has set; `take_link` takes the connection of another node."""
+        """`look` looks at what an operator has set; `take_link` takes another node's connection; `linked`
+        returns the workers and nodes that answer; `was_lost` hears of a client's connection that can't be
+        taken.
+        """
         self._worker = worker
         self._machine = machine_of(worker.config.node)
         self._adopt = adopt
         self._turn = turn
         self._look = look
         self._take_link = take_link
+        self._linked = linked
+        self._was_lost = was_lost
         worker.settings_changed = self._tell_others
 
     def _tell_others(self) -> None:
@@ -74,7 +91,12 @@ class HandingOver:
             # Perhaps the next read can say more, or nothing is under way then.
             return False
         number = number_of(place)
-        if machine_of(place) != self._machine or not self._worker.serves(number):
+        if (
+            machine_of(place) != self._machine
+            or not self._worker.serves(number)
+            # One that stands still would let the client wait; here it learns that its queue is not served.
+            or place not in self._linked()
+        ):
             transport.affinity = None
             return False
         return self._hand_over(transport, data, number)
@@ -82,7 +104,7 @@ class HandingOver:
     def _hand_over(self, transport: Transport, data: bytes, number: int) -> bool:
         session = transport.session
         try:
-            self._send(transport.fd, encode(state_of(session, data)), self._worker.outboxes[number])
+            self._send(transport.fd, state_of(session, data), self._worker.outboxes[number])
         except OSError as error:
             # The way is full, or there are no descriptors: it is served here.
             logger.debug("%s stays: %s", session.client.name, error)
@@ -93,12 +115,13 @@ class HandingOver:
         transport.end()
         return True
 
-    def _send(self, fd: int, state: bytes, outbox: socket.socket) -> None:
+    def _send(self, fd: int, state: SessionState, outbox: socket.socket) -> None:
+        farewell = Farewell.of(state).encoded(MESSAGE_BYTES - len(CONNECTION))
         with open(os.memfd_create("mqd-connection"), "wb", buffering=0) as file:
-            left = memoryview(state)
+            left = memoryview(encode(state))
             while left:
                 left = left[file.write(left) :]
-            socket.send_fds(outbox, [CONNECTION], [fd, file.fileno()], socket.MSG_DONTWAIT)
+            socket.send_fds(outbox, [CONNECTION, farewell], [fd, file.fileno()], socket.MSG_DONTWAIT)
 
     async def run(self) -> None:
         """Take connections over, of clients and of other nodes, until cancelled."""
@@ -108,7 +131,7 @@ class HandingOver:
             await trio.lowlevel.wait_readable(inbox)
             for _ in range(TAKEN_MAX):
                 try:
-                    message, descriptors, _, _ = socket.recv_fds(inbox, 1, 2)
+                    message, descriptors, _, _ = socket.recv_fds(inbox, MESSAGE_BYTES, 2)
                 except BlockingIOError:
                     break
                 except OSError as error:
@@ -126,6 +149,8 @@ class HandingOver:
             for each in descriptors:
                 os.close(each)
             logger.error("a connection is lost on its way between workers: no descriptors are left")
+            if message != LINK:
+                self._turn.run(self._was_lost, decode_farewell(message[len(CONNECTION) :]))
             return
         sock = socket.socket(fileno=descriptors[0])
         if message == LINK:

@@ -26,7 +26,8 @@ from amqp_server.cluster.membership.machines import worker_name
 from amqp_server.config import Config
 from amqp_server.connection.sockets.listener import ListenError, bind, bind_all, listen_for_nodes
 from amqp_server.startup.exit_codes import AGAIN, INTERNAL_ERROR, OUT
-from amqp_server.workers.board import Board
+from amqp_server.workers.board import STARTED, Board
+from amqp_server.workers.open_connections import OpenConnections
 from amqp_server.workers.worker import SECRET_FILE, Worker, config_of, directory_of, metrics_address
 from persistence.environment import WORKERS, is_in_use
 from quorum_queue.links import local_sockets
@@ -73,6 +74,10 @@ class Parent:
         self._announce = announce
         self._children = [_Child(number) for number in range(count)]
         self._board = Board(count)
+        #: By number; only events tell of them.
+        self._open_connections = [
+            OpenConnections() for _ in range(count if config.event_exchange_vhost else 0)
+        ]
         self._sockets: dict[str, socket.socket] = {}
         #: Of each worker one, which it alone listens on.
         self._metrics: list[socket.socket] = []
@@ -234,6 +239,7 @@ class Parent:
             inbox=self._ways[number][0],
             outboxes=[writes for _, writes in self._ways],
             board=self._board,
+            open_connections=self._open_connections[number] if self._open_connections else None,
             ready=ready,
             reloaded=self._reloaded,
         )
@@ -265,6 +271,7 @@ class Parent:
         child.said = text
         if not self._announced and all(each.said for each in self._children):
             self._announced = True
+            self._board.set(STARTED, 1)
             self._announce(f"{self._children[0].said} workers={len(self._children)}")
         elif self._announced:
             logger.info("worker %s serves again", self._name(child))

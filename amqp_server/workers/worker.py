@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,18 @@ from amqp_server.cluster.membership.machines import machine_of, worker_name
 from amqp_server.conditions import CERTIFICATE, CLOCK
 from amqp_server.config import Config, parse_address
 from amqp_server.descriptors import ALARM
-from amqp_server.workers.board import ALARMS, BEGUN, CHANNELS, CONNECTIONS, HALF_OPEN, MEMORY, SERVES, Board
+from amqp_server.workers.board import (
+    ALARMS,
+    BEGUN,
+    CHANNELS,
+    CONNECTIONS,
+    HALF_OPEN,
+    MEMORY,
+    SERVES,
+    STARTED,
+    Board,
+)
+from amqp_server.workers.open_connections import OpenConnections
 from persistence.environment import WORKERS
 from quorum_queue.links.handshake import PeerRefused
 
@@ -40,6 +51,8 @@ _DIVIDED = (
     "stream_remote_cache_bytes",
     "stream_compaction_bytes_per_s",
     "auth_http_requests_max",
+    # Else one address could have all logins of a worker under way.
+    "auth_http_logins_per_address_max",
 )
 #: The alarms that are the node's, whichever worker raises them first.
 _ALARMS = ("memory", "disk space", "disk", "disk for streams", ALARM, CERTIFICATE, CLOCK)
@@ -141,6 +154,8 @@ class Worker:
     inbox: socket.socket
     outboxes: list[socket.socket]
     board: Board
+    #: None if nobody hears of their ends.
+    open_connections: OpenConnections | None
     #: Call this with the text of the ready line when the worker serves.
     ready: Callable[[str], None]
     #: True if the node's configuration was read again since the node has started.
@@ -158,6 +173,11 @@ class Worker:
     async def node_begun(self) -> None:
         """Wait until the first worker has done what it does for the node at its start."""
         while self.number and not self.board.setting(BEGUN):
+            await trio.sleep(BEGUN_LOOK_S)
+
+    async def node_started(self) -> None:
+        """Wait until all workers serve: before that, what can wait would take the cores that others need."""
+        while not self.board.setting(STARTED):
             await trio.sleep(BEGUN_LOOK_S)
 
     def serves(self, number: int) -> bool:
@@ -223,11 +243,20 @@ class Worker:
     # See broker.alarms.OtherAlarms.
 
     def note_alarm(self, name: str, raised: bool) -> bool:
+        if name not in _ALARMS:
+            # Each worker tells its own.
+            return True
         bit = 1 << _ALARMS.index(name)
         own = self.board.of(self.number, ALARMS)
         others = sum(bool(words & bit) for words in self.board.all(ALARMS)) - bool(own & bit)
         self.board.note(self.number, ALARMS, own | bit if raised else own & ~bit)
         return not others
+
+    # See management.parts.ManagedParts.
+
+    def counted_before(self, node: str) -> Sequence[int] | None:
+        names = [worker_name(self.node_config.node, number) for number in range(len(self.outboxes))]
+        return self.board.counted(names.index(node)) if node in names else None
 
     # See resources.OtherProcesses.
 

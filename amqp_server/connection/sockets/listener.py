@@ -17,7 +17,7 @@ from amqp_server.broker.access.permissions import ITSELF
 from amqp_server.broker.broker import Broker
 from amqp_server.config import Config, parse_address
 from amqp_server.connection import log
-from amqp_server.connection.handed_over import SessionState, take_over
+from amqp_server.connection.handed_over import Farewell, SessionState, take_over, was_lost
 from amqp_server.connection.login.authentication import Authentication
 from amqp_server.connection.login.certificate_names import Tls, described, login_name
 from amqp_server.connection.login.password_checks import Outcome, PasswordChecks
@@ -427,6 +427,7 @@ class Server:
             transport = Transport(self, ClientWire(sock), state.peer, state.name, place)
         except OSError:
             self._gone(sock, place)
+            self.was_lost(Farewell.of(state))
             return
         self.transports[transport] = None
         try:
@@ -434,8 +435,13 @@ class Server:
         except KeyError as gone:
             logger.info("connection %s ends: %s was deleted meanwhile", state.name, gone)
             transport.close()
+            self.was_lost(Farewell.of(state))
             return
         transport.contain(partial(transport.go_on_with, state.unread))
+
+    def was_lost(self, farewell: Farewell) -> None:
+        """A connection that comes from another process of this node has ended on its way."""
+        was_lost(self.broker, farewell)
 
     def _gone(self, sock: socket.socket, place: HalfOpen) -> None:
         sock.close()

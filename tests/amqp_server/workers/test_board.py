@@ -7,11 +7,13 @@ import socket
 from pathlib import Path
 
 import pytest
+import trio
+import trio.testing
 
 from amqp_server.config import Config, InvalidOption
 from amqp_server.workers import cores
-from amqp_server.workers.board import CONNECTIONS, MEMORY, MEMORY_LIMIT, AddressCounts, Board
-from amqp_server.workers.worker import Worker, config_of, metrics_address
+from amqp_server.workers.board import CONNECTIONS, MEMORY, MEMORY_LIMIT, STARTED, AddressCounts, Board
+from amqp_server.workers.worker import BEGUN_LOOK_S, Worker, config_of, metrics_address
 
 
 def test_processes_see_each_others_numbers() -> None:
@@ -45,10 +47,32 @@ def workers_on(board: Board, count: int) -> list[Worker]:
                 inbox=unused,
                 outboxes=[],
                 board=board,
+                open_connections=None,
                 ready=lambda text: None,
             )
             for number in range(count)
         ]
+
+
+def test_what_can_wait_begins_when_all_workers_serve() -> None:
+    board = Board(2)
+    _, second = workers_on(board, 2)
+    begun: list[int] = []
+
+    async def begins() -> None:
+        await second.node_started()
+        begun.append(board.setting(STARTED) or 0)
+
+    async def start() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(begins)
+            await trio.testing.wait_all_tasks_blocked()
+            await trio.sleep(2 * BEGUN_LOOK_S)
+            assert not begun
+            board.set(STARTED, 1)
+
+    trio.run(start)
+    assert begun == [1]
 
 
 def test_counts_of_an_address_are_added_up_over_processes() -> None:
@@ -124,6 +148,12 @@ def test_what_all_clients_of_a_node_share_is_divided() -> None:
     )
     # It follows from the memory limit.
     assert part.unsent_bytes_max == 0
+
+
+@pytest.mark.parametrize("count", [2, 4])
+def test_one_address_has_not_all_logins_of_a_worker(count: int) -> None:
+    part = config_of(Config(workers=str(count)), 1, [f"@{number}:0" for number in range(count)])
+    assert part.auth_http_logins_per_address_max < part.auth_http_requests_max // 2
 
 
 def test_each_worker_has_its_part_of_the_configuration(tmp_path: Path) -> None:

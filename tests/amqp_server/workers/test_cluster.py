@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -264,7 +265,38 @@ def test_a_machine_leaves(changing: MqdCluster) -> None:
     cluster.mqctl("n1", "cluster", "leave")
     wait_for("the node ends", lambda: not cluster._nodes["n1"].running)
     assert {*rows(cluster, "n2")} == {name for name in EVERYONE if machine_of(name) != "n1"}
-    take_four(cluster, "n2")
+    # It joins again under its name, with an empty directory, and all its workers come with it.
+    cluster.join_again("n1")
+    assert {*rows(cluster, "n2")} == EVERYONE
+    take_four(cluster, "n1")
+
+
+def test_a_machine_that_lost_its_disk_comes_back_with_all_its_workers_or_not(changing: MqdCluster) -> None:
+    cluster = changing
+    fill_four(cluster)
+    cluster.kill("n3")
+    shutil.rmtree(cluster.data("n3"))
+    cluster.set_options("n3", "--workers", "1")
+    cluster.launch("n3")
+    # Its second worker would count as a member of queues for ever.
+    with pytest.raises(AssertionError, match="knows 2 workers of node 'n3', and this start has 1"):
+        cluster.ready("n3")
+    cluster.set_options("n3")
+    cluster.launch("n3")
+    cluster.ready("n3")
+    until("all run", lambda: all(row["running"] for row in rows(cluster, "n1").values()))
+    assert {*rows(cluster, "n1")} == EVERYONE
+    # Forgotten, it may come back with fewer.
+    cluster.kill("n3")
+    until("it is down", lambda: not rows(cluster, "n1")["n3"]["running"])
+    cluster.mqctl("n1", "cluster", "forget", "n3")
+    shutil.rmtree(cluster.data("n3"))
+    cluster.mqctl("n1", "cluster", "join", "n3", f"127.0.0.1:{cluster._listen['n3']}")
+    cluster.set_options("n3", "--workers", "1")
+    cluster.launch("n3")
+    cluster.ready("n3")
+    assert {*rows(cluster, "n1")} == EVERYONE - {"n3/1"}
+    take_four(cluster, "n3")
 
 
 @pytest.mark.parametrize("program", [TROUBLED, OLD], ids=["members", "members of the last release"])

@@ -481,6 +481,26 @@ def test_a_worker_that_did_not_answer_is_set_as_the_others_are(node: Node) -> No
     assert memory_limits(node) == [3_000_000_000] * WORKERS
 
 
+def test_a_client_is_not_handed_to_a_worker_that_stands_still(node: Node) -> None:
+    with one_at_each(node) as opened:
+        for name, channel in opened.items():
+            channel.queue_declare(f"of {name}", durable=True)
+        stopped = pids(node)["n1/2"]
+        os.kill(stopped, signal.SIGSTOP)
+        try:
+            until("the worker counts as down", lambda: len(running(node)) == WORKERS - 1)
+            parameters = pika.ConnectionParameters("127.0.0.1", node.port, heartbeat=2)
+            with BlockingConnection(parameters) as connection:
+                with pytest.raises(pika.exceptions.ChannelClosedByBroker, match="is down or inaccessible"):
+                    connection.channel().queue_declare("of n1/2", passive=True)
+                # The same client goes on with what the others have.
+                channel = connection.channel()
+                channel.confirm_delivery()
+                channel.basic_publish("", "of n1", b"", DURABLE, mandatory=True)
+        finally:
+            os.kill(stopped, signal.SIGCONT)
+
+
 def test_a_worker_that_starts_again_has_the_configuration_that_was_reloaded(tmp_path: Path) -> None:
     file = tmp_path / "mqd.toml"
     file.write_text('disk_free_min_bytes = 2000000\nlog_level = "info"\n')
