@@ -191,3 +191,65 @@ def test_over_http(ch: BlockingChannel, name: Name, api: Api, broker: Broker) ->
     assert (told["queue"], told["state"], told["type"]) == (one, "queued", "quorum")
     assert api.ask("GET", f"messages/%2F/{'x' * 300}").status == 400
     assert api.ask("GET", f"{path}?queue={name('none')}").status == 404
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_delayed_and_grouped_messages(ch: BlockingChannel, name: Name, asker: Asker, kind: str) -> None:
+    delayed = declare(ch, name("d"), kind, x_delayed=True)
+    grouped = declare(ch, name("g"), kind, x_message_groups=True)
+    ch.confirm_delivery()
+    send(ch, delayed, "late", headers={"x-delay": 600_000})
+    send(ch, delayed, "soon", headers={"x-delay": 1})
+    assert asker.state("late", delayed) == ("queued", "")
+    assert wait_get(ch, delayed, auto_ack=True).body == b"body"
+    asker.becomes("soon", delayed, "acknowledged")
+    ch.queue_purge(delayed)
+    asker.becomes("late", delayed, "dropped", "purged")
+    for id in ("g1", "g2"):
+        send(ch, grouped, id, headers={"x-group": "a"})
+    first = wait_get(ch, grouped, auto_ack=False)
+    asker.becomes("g1", grouped, "delivered")
+    assert asker.state("g2", grouped) == ("queued", "")
+    ch.basic_reject(first.tag, requeue=False)
+    asker.becomes("g1", grouped, "dropped", "rejected")
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_dead_letters_over_several_queues(ch: BlockingChannel, name: Name, asker: Asker, kind: str) -> None:
+    last = declare(ch, name("last"), kind)
+    between = declare(
+        ch,
+        name("between"),
+        kind,
+        x_dead_letter_exchange="",
+        x_dead_letter_routing_key=last,
+        x_message_ttl=1,
+    )
+    first = declare(ch, name("first"), kind, x_dead_letter_exchange="", x_dead_letter_routing_key=between)
+    ch.confirm_delivery()
+    send(ch, first, "m")
+    ch.basic_reject(wait_get(ch, first, auto_ack=False).tag, requeue=False)
+    asker.becomes("m", first, "dead-lettered", "rejected")
+    asker.becomes("m", between, "dead-lettered", "expired")
+    asker.becomes("m", last, "queued")
+    assert {each["queue"] for each in asker.ask("m")["queues"]} == {first, between, last}
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+def test_messages_of_a_transaction(
+    ch: BlockingChannel, name: Name, asker: Asker, connect: Connect, kind: str
+) -> None:
+    queue = declare(ch, name("q"), kind)
+    channel = connect().channel()
+    channel.tx_select()
+    send(channel, queue, "kept")
+    channel.tx_commit()
+    send(channel, queue, "forgotten")
+    channel.tx_rollback()
+    assert asker.state("kept", queue) == ("queued", "")
+    assert asker.state("forgotten", queue) == ("unknown", "")
+    tag = wait_get(channel, queue, auto_ack=False).tag
+    channel.basic_ack(tag)
+    assert asker.state("kept", queue) == ("delivered", "")
+    channel.tx_commit()
+    assert asker.state("kept", queue) == ("acknowledged", "")

@@ -226,12 +226,12 @@ def test_a_message_moves_to_no_paused_queue(
     moved = api.ask("POST", f"queues/%2F/{source}/move", {"destination": paused})
     assert moved.json == {"moved": 0, "refused": 1}
     wait_depth(ch, source, 1)
-    # Nothing is taken from one, either.
+    # An operator takes from one what clients do not get.
     operator.pause(source)
     operator.resume(paused)
     moved = api.ask("POST", f"queues/%2F/{source}/move", {"destination": paused})
-    assert moved.json == {"moved": 0, "refused": 0}
-    wait_depth(ch, source, 1)
+    assert moved.json == {"moved": 1, "refused": 0}
+    wait_depth(ch, paused, 1)
 
 
 @KINDS

@@ -34,7 +34,11 @@ class Unit(Protocol):
 class Boundary:
     """The node has one."""
 
-    __slots__ = ()
+    __slots__ = ("_seen",)
+
+    def __init__(self, seen: Callable[[Unit, Exception], None] | None = None) -> None:
+        """`seen` is called with each failure before its unit is stopped; it may raise, and then it is not."""
+        self._seen = seen
 
     def contain(self, unit: Unit, call: Callable[..., object], *arguments: object) -> None:
         """Make the call; if it raises, only this unit has failed."""
@@ -45,6 +49,8 @@ class Boundary:
 
     def failed(self, unit: Unit, error: Exception) -> None:
         """A unit raised: stop it. Raises Fatal if something else than the unit is broken."""
+        if self._seen is not None:
+            self._seen(unit, error)
         if isinstance(error, DISK_ERRORS):
             # All units share the disk.
             raise Fatal(str(error)) from error

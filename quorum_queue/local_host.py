@@ -226,6 +226,11 @@ class LocalHost(DeadLettering):
         return self.machine.settings.max_length_bytes is not None
 
     @property
+    def may_refuse(self) -> bool:
+        wanted = self._wanted
+        return self.machine.settings.may_refuse or (wanted is not None and wanted.may_refuse)
+
+    @property
     def wants_ids(self) -> bool:
         settings = self.machine.settings
         return (
@@ -310,7 +315,7 @@ class LocalHost(DeadLettering):
             self._send_waiting_letters()
             if self.ended and not self._has_letters:
                 self._drop_stored()
-        if self._wanted is not None and not self.ended:
+        if self._wanted is not None and not self.ended and not self.machine.holds:
             self._take_settings(self._wanted)
         while self.pending:
             if self.ended:
@@ -338,6 +343,8 @@ class LocalHost(DeadLettering):
             self._perform(effects, now_ms)
             if held and not self.machine.holds:
                 self._send_waiting_letters()
+                if self._wanted is not None and not self.ended:
+                    self._take_settings(self._wanted)
                 self._unheld()
             count = self.machine.consumers.count
             if count != self._consumer_count:
@@ -372,6 +379,7 @@ class LocalHost(DeadLettering):
             self.queue.sealed()
 
     def configure(self, settings: Settings) -> None:
+        # While a transaction is being committed the queue stays as it is: it must not refuse a part of it.
         self._wanted = settings
         self._turn.schedule(self)
         # It may expire now, or earlier.

@@ -197,6 +197,8 @@ class KeptPart(Protocol):
     """What a queue keeps of a transaction that is not decided; see quorum_queue.machine.parts."""
 
     transaction: TransactionId
+    #: Number of commands that have come.
+    came: int
     prepared: bool
     participants: list[int]
 

@@ -104,10 +104,12 @@ class Broker:
         self.replies = Replies()
         local = LocalReplication(config.node)
         self.replication: Replication = replication or local
-        #: Set in a cluster.
-        self.transactions: Transactions = LocalTransactions(metadata, config.tx_producers_max)
         self.open_transactions = OpenTransactions(
             config.node, config.tx_timeout_ms, clock, timers, turn.overdue
+        )
+        #: Set in a cluster.
+        self.transactions: Transactions = LocalTransactions(
+            metadata, config.tx_producers_max, self.open_transactions.shut_out
         )
         self.failures = Failures(config, clock, timers, hosts)
         self.time_notes = TimeNotes(metadata, services.queue_time, clock, timers, services.commits)

@@ -17,7 +17,7 @@ from amqp_server.broker.reply import DirectTarget
 from amqp_server.errors import AccessRefused, AMQPError, NotFound, PreconditionFailed
 from amqp_server.wire import content
 from amqp_server.wire.frames import SHORT_STRING_MAX
-from quorum_queue.machine.record.states import REASONS, STATES, Copy, Found
+from quorum_queue.machine.record.states import ABORTED, DUPLICATE, REASONS, STATES, Copy, Found
 from quorum_queue.machine.run import Run
 from quorum_queue.ports import Refused
 
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from amqp_server.broker.topology.queue import Queue
     from amqp_server.broker.topology.vhost import VHost
 
+#: States of messages of a transaction that the queue has not taken.
+_CAME_TO_NOTHING: Final = frozenset((STATES[DUPLICATE], STATES[ABORTED]))
 #: Where clients send their questions.
 QUEUE: Final = "amq.mqd.message-status"
 
@@ -189,7 +191,9 @@ def _told(queue: Queue, found: Found, node: str) -> Answer:
     note, messages = found.note, [_message(copy, node) for copy in reversed(found.copies)]
     state, reason = "unknown", ""
     if messages:
-        state, reason = messages[0]["state"], messages[0]["reason"]
+        # A later attempt that came to nothing does not hide the message that the queue took before.
+        newest = next((each for each in messages if each["state"] not in _CAME_TO_NOTHING), messages[0])
+        state, reason = newest["state"], newest["reason"]
     elif note is not None:
         state, reason = STATES[note.state], REASONS[note.reason]
     not_taken = None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from amqp_server.broker.traffic import Ended, MessageSizes
+from amqp_server.broker.traffic import Counted, Ended, MessageSizes
 from amqp_server.errors import ResourceError
 
 
@@ -25,6 +25,7 @@ class ObjectCounts:
         "_declared_bytes_max",
         "bindings",
         "channels",
+        "counted",
         "declared_bytes",
         "ended",
         "exchanges",
@@ -40,10 +41,16 @@ class ObjectCounts:
         #: Memory of queues, exchanges, bindings and consumers; see amqp_server.broker.declared_memory.
         self.declared_bytes = 0
         self.ended = Ended()
+        self.counted = Counted()
         #: Of messages that clients have published.
         self.message_sizes = MessageSizes()
         #: None if the node is one process.
         self.others: OtherChannels | None = None
+
+    def resume(self, words: memoryview) -> None:
+        """Go on where an earlier process has ended: these words have its counts, and get ours."""
+        self.ended.resume(words)
+        self.counted = Counted(words)
 
     def count_channels(self, more: int) -> None:
         """A channel was opened (1) or is gone (-1)."""

@@ -7,6 +7,7 @@ node, so that totals never fall.
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from typing import Final
 
 #: Names of the counters of a Traffic, as in RabbitMQ's management API.
@@ -83,6 +84,11 @@ class Traffic:
             self.get_no_ack,
             self.get_empty,
         )
+
+    def resume(self, values: Sequence[int]) -> None:
+        """Go on from these values, which are in the order of COUNTERS."""
+        for name, value in zip(COUNTERS, values, strict=True):
+            setattr(self, name, value)
 
 
 #: RabbitMQ's upper bounds of the sizes of messages, bytes of the body; the last bucket has no bound.
@@ -171,3 +177,42 @@ class Ended:
             self.queues_created,
             self.queues_deleted,
         )
+
+    def resume(self, counted: Sequence[int]) -> None:
+        """Go on where another process has ended; `counted` is its Counted. Its connections ended with it."""
+        self.traffic.resume(counted[: len(COUNTERS)])
+        self.connections_created, _, self.channels_created, _, *queues = counted[len(COUNTERS) :]
+        self.connections_closed, self.channels_closed = self.connections_created, self.channels_created
+        self.queues_declared, self.queues_created, self.queues_deleted = queues
+
+
+#: Words of a Counted: those of COUNTERS, then those of Ended.churn.
+COUNTED: Final = len(COUNTERS) + 7
+
+
+class Counted:
+    """The highest counts of this process that anybody was shown. Who adds up the channels does it in several
+    steps, and misses those that close meanwhile: what is shown does not fall by that.
+    """
+
+    __slots__ = ("_words",)
+
+    def __init__(self, words: memoryview | None = None) -> None:
+        """`words` are kept elsewhere if others need them after the end of this process."""
+        self._words: list[int] | memoryview = [0] * COUNTED if words is None else words
+
+    def traffic(self, traffic: Traffic) -> Traffic:
+        """Return these counts, or higher ones that were shown before."""
+        found = Traffic()
+        found.resume(self._risen(0, traffic.values()))
+        return found
+
+    def churn(self, ended: Ended) -> tuple[int, ...]:
+        return self._risen(len(COUNTERS), ended.churn())
+
+    def _risen(self, start: int, values: Sequence[int]) -> tuple[int, ...]:
+        words = self._words
+        for place, value in enumerate(values, start):
+            if value > words[place]:
+                words[place] = value
+        return tuple(words[start : start + len(values)])

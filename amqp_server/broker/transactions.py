@@ -66,7 +66,9 @@ class Transactions(Protocol):
         """Read what is on this node's disk."""
 
     def shut_out(self, producer: Producer) -> None:
-        """From now on nobody commits as this producer with a lower epoch."""
+        """From now on nobody commits as this producer with a lower epoch. Raises PreconditionFailed if some
+        nodes do not know how.
+        """
 
     def epoch_of(self, key: str) -> int:
         """Return the highest epoch of a producer that is known here, -1 if none is."""
@@ -77,7 +79,11 @@ class LocalTransactions:
 
     available = False
 
-    def __init__(self, metadata: Metadata, producers_max: int) -> None:
+    def __init__(
+        self, metadata: Metadata, producers_max: int, epoch_raised: Callable[[str, int], None]
+    ) -> None:
+        """`epoch_raised` is called with each producer that begins again, and its new epoch."""
+        self._epoch_raised = epoch_raised
         self._metadata = metadata
         self._producers_max = producers_max
         self._epochs: dict[str, int] = {}
@@ -104,6 +110,7 @@ class LocalTransactions:
             oldest = next(iter(self._epochs))
             del self._epochs[oldest]
             self._metadata.delete(TABLE, oldest)
+        self._epoch_raised(producer.key, producer.epoch)
 
     def epoch_of(self, key: str) -> int:
         return self._epochs.get(key, -1)

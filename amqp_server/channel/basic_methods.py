@@ -47,6 +47,9 @@ from quorum_queue.ports import EXCLUSIVE, Got, Recipient, Refused
 if TYPE_CHECKING:
     from amqp_server.channel.channel import Channel
 
+#: Calls back when these hosts have taken their parts of a transaction.
+Answered = Callable[["Channel", Transaction, list[Recipient], Callable[..., None]], None]
+
 #: basic.get-ok up to its delivery tag: frame type 1, class 60, method 71.
 _GET_OK = (60).to_bytes(2, "big") + (71).to_bytes(2, "big")
 
@@ -445,7 +448,7 @@ def tx_commit(channel: Channel, method: commands.Tx.Commit) -> None:
         if refused is not None or transaction.origin.partial:
             committed(refused)
         else:
-            _commit(channel, transaction, _answered, committed)
+            _commit(channel, transaction, _answered, committed, checked=True)
 
     if transaction.in_two:
         _commit(channel, transaction, _stored, published, acks=False)
@@ -469,24 +472,55 @@ def _commit_prepared(channel: Channel, transaction: Transaction) -> None:
 def _commit(
     channel: Channel,
     transaction: Transaction,
-    answered: Callable[[Channel, Transaction, list[Recipient], Callable[..., None]], None],
+    answered: Answered,
     then: Callable[..., None],
     *,
     acks: bool = True,
+    checked: bool = False,
 ) -> None:
     """Hand the transaction to the queues, without the acks if not `acks`; then continue as soon as `answered`
-    calls back.
+    calls back. `checked`: a part of it is committed already.
     """
     if transaction.is_large:
-        large = LargeCommit(channel, transaction, acks=acks)
-        channel.connection.after(
-            lambda done: large.begin(lambda: answered(channel, transaction, list(large.hosts), done)), then
+        _commit_large(
+            channel,
+            LargeCommit(channel, transaction, acks=acks, checked=checked),
+            transaction,
+            answered,
+            then,
         )
         return
     hosts = transaction.commit(acks=acks)
     # All parts of the transaction reach the disk at once.
     channel.broker.turn.apply(whole=True)
     channel.connection.after(lambda done: answered(channel, transaction, hosts, done), then)
+
+
+def _commit_large(
+    channel: Channel,
+    large: LargeCommit,
+    transaction: Transaction,
+    answered: Answered,
+    then: Callable[..., None],
+) -> None:
+    def begin(done: Callable[..., None]) -> None:
+        def handed_over() -> None:
+            if large.is_prepared or large.refused is not None:
+                done()
+            else:
+                answered(channel, transaction, list(large.hosts), done)
+
+        large.begin(handed_over)
+
+    def go_on(*why: Refused) -> None:
+        if large.refused is not None:
+            raise large.refused
+        if large.is_prepared:
+            _commit_prepared(channel, transaction)
+        else:
+            then(*why)
+
+    channel.connection.after(begin, go_on)
 
 
 def _stored(

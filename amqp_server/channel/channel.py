@@ -291,7 +291,7 @@ class Channel:
         ended, traffic = self.broker.counts.ended, self.counted()
         ended.channels_closed += 1
         if self.confirms is not None:
-            ended.expecting += self.confirms.next_number - 1
+            ended.expecting += self.confirms.numbered_count
         ended.traffic.add(traffic)
         self.vhost.traffic.add(traffic)
 

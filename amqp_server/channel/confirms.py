@@ -26,6 +26,7 @@ class Confirms:
     __slots__ = (
         "_acked",
         "_answered",
+        "_before",
         "_channel",
         "_low",
         "_mixed",
@@ -45,6 +46,8 @@ class Confirms:
         self.closed = False
         #: Number of the next publish.
         self.next_number = 1
+        #: Publishes that another process has answered, and counts.
+        self._before = 0
         #: Publishes that were answered with a nack.
         self.refused_count = 0
         #: Everything up to here has been answered.
@@ -59,6 +62,12 @@ class Confirms:
     def begin_at(self, number: int) -> None:
         """The channel has gone on in this process: all publishes before this number are answered."""
         self.next_number, self._low = number, number - 1
+        self._before = self._low
+
+    @property
+    def numbered_count(self) -> int:
+        """Publishes in this process."""
+        return self.next_number - 1 - self._before
 
     @property
     def unconfirmed_count(self) -> int:
@@ -67,7 +76,7 @@ class Confirms:
 
     @property
     def confirmed_count(self) -> int:
-        return self.next_number - 1 - self.unconfirmed_count - self.refused_count
+        return self.numbered_count - self.unconfirmed_count - self.refused_count
 
     def number(self, count: int) -> int:
         """Give numbers to `count` publishes; return the first."""

@@ -18,6 +18,7 @@ from amqp_server.errors import NotFound
 from amqp_server.wire import content, frames
 from amqp_server.wire.frames import short_string
 from amqp_server.wire.intake import SMALL_FRAME, PublishRoute, Segment
+from quorum_queue.machine import versions
 from quorum_queue.machine.attributes import priority_of
 from quorum_queue.machine.consumers import Consumer
 from quorum_queue.machine.ready import Place
@@ -39,6 +40,20 @@ class Picked(NamedTuple):
     item: bytes
     #: Where it was.
     place: Place
+
+
+def put_back(channel: Channel) -> None:
+    """Give all deliveries of the channel back to their queues: at once, however these delay retries, and not
+    as failures.
+    """
+    pieces = channel.unacked.take_all()
+    waits = channel.broker.replication.version >= versions.RETRY_WAITS
+    for holder, low, high, _ in pieces:
+        if waits and holder.queue.type.knows_failures:
+            holder.queue.host.submit(("retry", holder.key, low, high, 0, False))
+        else:
+            holder.queue.host.submit(("return", holder.key, low, high))
+    channel.settled("return", pieces)
 
 
 def pick(

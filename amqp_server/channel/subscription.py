@@ -188,6 +188,9 @@ class Subscription:
     def began(self, offset: int) -> None:
         """Does nothing: the client does not need the first offset."""
 
+    def passed(self, offset: int) -> None:
+        """Does nothing: the next message tells its offset."""
+
     def let_go(self) -> None:
         """Does nothing: it holds no messages that were read ahead."""
 

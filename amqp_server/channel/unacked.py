@@ -32,16 +32,20 @@ def joined(pieces: list[Piece]) -> list[Piece]:
     pieces = sorted(pieces, key=_tag)
     found: list[Piece] = pieces[:1]
     for piece in pieces[1:]:
-        before = found[-1]
-        if (
-            piece.holder is before.holder
-            and piece.low == before.high + 1
-            and piece.tag - before.tag == piece.low - before.low
-        ):
-            found[-1] = before._replace(high=piece.high)
+        if follows(found[-1], piece):
+            found[-1] = found[-1]._replace(high=piece.high)
         else:
             found.append(piece)
     return found
+
+
+def follows(before: Piece, piece: Piece) -> bool:
+    """Return whether the deliveries of a piece are those right behind another piece: both may be one."""
+    return (
+        piece.holder is before.holder
+        and piece.low == before.high + 1
+        and piece.tag - before.tag == piece.low - before.low
+    )
 
 
 def by_holder(pieces: list[Piece]) -> list[Piece]:

@@ -60,6 +60,8 @@ class Questions:
         self._answering: dict[str, int] = {}
         self._nursery: trio.Nursery | None = None
         self._answerer: Answerer | None = None
+        #: Questions that wait for `run`; None if they are answered with "cannot answer" until then.
+        self._held: list[tuple[str, int, bytes]] | None = None
 
     # -- asking ----------------------------------------------------------------------------------------------
 
@@ -105,18 +107,29 @@ class Questions:
         """Answer the questions of others until cancelled."""
         async with trio.open_nursery() as nursery:
             self._nursery, self._answerer = nursery, answerer
+            held, self._held = self._held or [], None
+            for asked in held:
+                nursery.start_soon(self._answer, *asked)
             try:
                 await trio.sleep_forever()
             finally:
                 self._nursery = self._answerer = None
 
+    def answers_soon(self) -> None:
+        """Questions wait from now on, because `run` begins in a moment."""
+        self._held = []
+
     def asked(self, peer: str, number: int, question: bytes) -> None:
         """Answer a node's question. An empty answer means that this node cannot answer."""
-        if self._nursery is None or self._answering.get(peer, 0) >= QUESTIONS_MAX:
+        unable = self._nursery is None and self._held is None
+        if unable or self._answering.get(peer, 0) >= QUESTIONS_MAX:
             self._links.send(peer, frames.answer(number, b"", last_part=True))
             return
         self._answering[peer] = self._answering.get(peer, 0) + 1
-        self._nursery.start_soon(self._answer, peer, number, question)
+        if self._nursery is not None:
+            self._nursery.start_soon(self._answer, peer, number, question)
+        elif self._held is not None:
+            self._held.append((peer, number, question))
 
     async def _answer(self, peer: str, number: int, question: bytes) -> None:
         assert self._answerer is not None

@@ -53,8 +53,11 @@ class Maintenance:
         *,
         addresses: Mapping[str, str],
         propose: Callable[[Operation], None],
+        joined_at: Callable[[], int],
     ) -> None:
-        """`addresses` are those of the configured nodes; `propose` makes changes, large ones in parts."""
+        """`addresses` are those of the configured nodes; `propose` makes changes, large ones in parts;
+        `joined_at` returns the index of group 0 at which this directory has joined, or 0.
+        """
         self._replicas = replicas
         self._roster = roster
         self._hosts = hosts
@@ -62,6 +65,7 @@ class Maintenance:
         self._reach = reach
         self._addresses = addresses
         self._propose = propose
+        self._joined_at = joined_at
         #: Starts of nodes whose earlier starts the topology has ended.
         self._told: dict[str, int] = {}
         #: Changes of members that were proposed and not applied yet.
@@ -131,7 +135,7 @@ class Maintenance:
 
     def _tell_addresses(self) -> None:
         """This start of the node may have another address than the last one. The first worker of a machine
-        tells those of all of them, and so names workers that are new.
+        tells those of all of them, and so names workers that are new, or that have joined again with it.
         """
         own, addresses, known = self._replicas.node, self._addresses, self._roster.nodes
         # A node without an address leaves the cluster, and one that was removed joins by an operator's hand.
@@ -140,7 +144,10 @@ class Maintenance:
         told = [name for name in addresses if votes(own) and machine_of(name) == own] or [own]
         for name in told:
             present = addresses.get(name)
-            is_new = bool(self._roster.unnamed([name]))
+            # The removal was that of an earlier directory if the one of this machine has joined since.
+            is_new = (
+                bool(self._roster.unnamed([name])) or 0 < self._roster.removed_at(name) < self._joined_at()
+            )
             if present is None or name in self._telling or not (is_new or known.get(name)):
                 continue
             if known.get(name) != present:

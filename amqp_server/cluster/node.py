@@ -20,14 +20,14 @@ from amqp_server.cluster.api_questions import Questions
 from amqp_server.cluster.client_counts import ClientCounts
 from amqp_server.cluster.coordinator.decisions import Decision
 from amqp_server.cluster.coordinator.transactions import Transactions
-from amqp_server.cluster.errors import OutOfCluster, StartAgain
+from amqp_server.cluster.errors import ClusterError, OutOfCluster, StartAgain
 from amqp_server.cluster.hosts import ClusterHosts
 from amqp_server.cluster.incoming import Handler, IncomingFrames
 from amqp_server.cluster.lost_links import LostLinks
 from amqp_server.cluster.maintenance import Maintenance
 from amqp_server.cluster.membership.adoption import Adoption
 from amqp_server.cluster.membership.founding import Founding
-from amqp_server.cluster.membership.machines import machine_of, votes
+from amqp_server.cluster.membership.machines import machine_of, number_of, on_machine, votes
 from amqp_server.cluster.membership.membership import REMOVED, About, Founded
 from amqp_server.cluster.membership.node_alarms import NodeAlarms
 from amqp_server.cluster.membership.removed_nodes import RemovedNodes
@@ -117,6 +117,7 @@ class ClusterNode:
             broker.turn,
             addresses=config.told_addresses,
             propose=broker.propose,
+            joined_at=self._joined_at,
         )
         self._wakes = Steps(broker.turn, self._wake_queues, "queues could not look at the time")
         self._ticks = Steps(broker.turn, self.replicas.ticks, "groups could not look at the time")
@@ -199,6 +200,13 @@ class ClusterNode:
         """True if the cluster began without any data."""
         founded = self._founding.founded
         return founded is None or not founded.origin
+
+    def _joined_at(self) -> int:
+        """Return the index of group 0 at which this directory has joined the cluster, once it is filled; 0
+        before that, and if the cluster was founded with it.
+        """
+        founded = self._founding.founded
+        return 0 if founded is None else founded.lost_before
 
     async def adopt(self, journal: Journal) -> None:
         """Wait for the other nodes, all empty, and convert this directory into that of the first node. Raises
@@ -360,8 +368,12 @@ class ClusterNode:
     def decided(self, decisions: tuple[Decision, ...], *, own: bool) -> None:
         self.transactions.decided(decisions, own=own)
 
+    def epoch_raised(self, producer: str, epoch: int) -> None:
+        self._broker.open_transactions.shut_out(producer, epoch)
+
     def decisions_restored(self, last_own: int) -> None:
         self.transactions.came_by_snapshot(last_own)
+        self._broker.open_transactions.epochs_came(self.transactions.epoch_of)
 
     def _is_up(self, node: str) -> bool:
         return node == self.node or node in self.mesh.connected()
@@ -540,7 +552,7 @@ class ClusterNode:
     def _ticked(self, now: int, look: bool) -> None:
         config = self._config
         self._incoming.look_at_clock()
-        self.replicas.tick(self.mesh.connected())
+        self.replicas.tick()
         if self.replicas.has_news:
             self._links_told.begin()
         if not self._ticks.under_way:
@@ -630,8 +642,11 @@ class ClusterNode:
         return self.replication.group is not None and self.replication.group.is_leader
 
     async def joined(self) -> None:
-        """Wait until this node belongs to the cluster and has applied all earlier changes of the topology."""
+        """Wait until this node belongs to the cluster and has applied all earlier changes of the topology.
+        Raises ClusterError if it has fewer workers than the cluster knows of it.
+        """
         await self._patiently(self._join)
+        self._check_workers()
         self._queue_time.serves()
         self._tell_time(self.mesh.connected())
 
@@ -649,6 +664,25 @@ class ClusterNode:
         while not (self._knows_nodes and self.node in self.roster.nodes):
             await trio.sleep(TICK_S)
 
+    def _check_workers(self) -> None:
+        """Raise ClusterError if workers of this machine are missing, as with an empty directory they may: the
+        cluster would wait for them for ever, and count their members of queues.
+        """
+        if not votes(self.node):
+            return
+        known = 1 + max(map(number_of, on_machine(self.node, self.roster.nodes)), default=0)
+        count = len(self._own_workers)
+        if count < known:
+            raise ClusterError(
+                f"the cluster knows {known} workers of node '{self.node}', and this start has {count}: start it with "
+                f"--workers {known}, and the other nodes fill them. To have fewer, forget the node (mqctl cluster "
+                f"forget {self.node}) while it is stopped, let it join, and start it with an empty data directory"
+            )
+
+    @property
+    def _own_workers(self) -> list[str]:
+        return on_machine(self.node, self._config.peer_addresses)
+
     @property
     def _knows_nodes(self) -> bool:
         group = self.replication.group
@@ -660,8 +694,7 @@ class ClusterNode:
         group = self.replication.group
         if group is None:
             return False
-        workers = [name for name in self._config.peer_addresses if machine_of(name) == self.node]
-        return {*self.roster.nodes, *workers} <= {*group.core.members.everyone()}
+        return {*self.roster.nodes, *self._own_workers} <= {*group.core.members.everyone()}
 
     async def _patiently(self, wait: Callable[[], Awaitable[object]]) -> None:
         """Wait, and log from time to time which nodes are missing."""

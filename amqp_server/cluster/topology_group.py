@@ -178,9 +178,12 @@ class Listener(Protocol):
     def decided(self, decisions: tuple[Decision, ...], *, own: bool) -> None:
         """Decisions about transactions were applied, proposed by this node if `own`."""
 
+    def epoch_raised(self, producer: str, epoch: int) -> None:
+        """A producer of transactions has begun again; its epoch may have been higher already."""
+
     def decisions_restored(self, last_own: int) -> None:
-        """The decisions of a snapshot replaced those that were known. It has the batches of this node until
-        that number.
+        """The decisions and epochs of a snapshot replaced those that were known. It has the batches of this
+        node until that number.
         """
 
     def when_spread(self, index: int, then: Callable[[], None]) -> None:
@@ -333,6 +336,7 @@ class Catalog:
             return
         if isinstance(proposal, RaiseEpoch):
             self.decisions.raise_epoch(proposal.producer, proposal.epoch, proposal.most)
+            self._listener.epoch_raised(proposal.producer, proposal.epoch)
             return
         for transaction, queue_id in proposal.answers:
             self.decisions.answered(transaction, queue_id)

@@ -565,6 +565,7 @@ class Session:
         self.broker.counts.ended.connections_created += 1
         log.opened(self)
         events.opened(self)
+        events.kept(self)
         self._edge.opened()
 
     def arrived(self) -> None:
@@ -574,6 +575,7 @@ class Session:
         self.state = State.RUNNING
         self._opened = True
         self.broker.sessions.opened(self)
+        events.kept(self)
         self._edge.opened()
 
     def channel_arrived(self, channel: Channel) -> None:
@@ -586,6 +588,7 @@ class Session:
         """The connection goes on in another process of this node: end here, and tell nobody."""
         assert self.vhost is not None
         self._add_up_traffic(self.vhost)
+        events.forgotten(self)
         self._opened = False
         self.client.ended = True
 

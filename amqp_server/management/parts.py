@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -45,6 +45,8 @@ class ManagedParts:
     cluster: ClusterNode | None
     administration: Administration | None
     others: Others | None
+    #: Returns the words of Counted of another worker of this node, which is down; None for other nodes.
+    counted_before: Callable[[str], Sequence[int] | None]
     #: Returns None until the node serves.
     shovels: Callable[[], Shovels | None]
     sampler: Sampler

@@ -373,6 +373,8 @@ class StreamHost(StreamReaders):
         Leftover(list(self._consumers.values()), tail, self._turn).free()
         self._consumers, self._group_count = {}, 0
         self._progress.clear()
+        if self.tier is not None:
+            self.tier.end()
         self._to_serve.clear()
 
     def _refuse_pending(self) -> None:

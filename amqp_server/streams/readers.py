@@ -571,10 +571,13 @@ class StreamReaders(QueueHost):
         if consumer.reading:
             return
         consumer.reading = True
-        done = partial(self._has_read, consumer, consumer.reads)
+        # A flush may change where the tail begins before the answer comes.
+        until = min(self._tail[0].batch.base if self._tail else self._synced, self._synced)
+        done = partial(self._has_read, consumer, consumer.reads, until)
         self._read_segments(offset, consumer.place, consumer.wanted, done, undecoded=consumer.batches)
 
-    def _has_read(self, consumer: StreamConsumer, reads: int, outcome: Outcome[Read]) -> None:
+    def _has_read(self, consumer: StreamConsumer, reads: int, until: int, outcome: Outcome[Read]) -> None:
+        """`until`: the segments had what there is before this offset when the read began."""
         consumer.reading = False
         if self.ended or consumer.detached:
             return
@@ -595,9 +598,10 @@ class StreamReaders(QueueHost):
             if read.place.base < 0:
                 # The segments end here. The next message is in memory, or not published yet.
                 consumer.place = None
-                if consumer.reader is None and not consumer.ahead:
-                    first = self._tail[0].batch.base if self._tail else self._synced
-                    consumer.next_offset = max(consumer.next_offset, min(first, self._synced))
+                if consumer.reader is None and not consumer.ahead and until > consumer.next_offset:
+                    consumer.next_offset = until
+                    if consumer.for_group:
+                        consumer.sink.passed(until)
         self._serve(consumer)
 
     def _cannot_read(self, consumer: StreamConsumer, why: object) -> None:

@@ -39,6 +39,11 @@ class Sink(Protocol):
 
     def began(self, offset: int) -> None: ...
 
+    def passed(self, offset: int) -> None:
+        """There are no messages from the next one up to this offset: they are lost, or deleted. For readers
+        of groups.
+        """
+
     def let_go(self) -> None:
         """Forget the messages that were read, because others need the memory; for readers of groups."""
 

@@ -635,7 +635,8 @@ def take(
     # Messages that go the way of the last one that was routed by itself: all of them, and those left.
     granted = ahead = 0
     last = publisher.last_header
-    if last is not None:
+    # Behind this channel's publish frame may come a header of another channel.
+    if last is not None and last.framed.startswith(header_mark):
         template, stride, header_bytes = last.framed, last.stride, last.header_bytes
         attributes = last.attributes
     while True:

@@ -2,6 +2,7 @@
 
 --seconds 60 --nodes 1 --seed 0      as many programs as there is time for
 --file FILE                          a program that failed
+--workers 2                          nodes of so many processes
 --amqp-url URL --http-url URL        against any broker instead of mqd
 --planted NAME                       against an mqd with a planted bug
 """
@@ -47,6 +48,7 @@ def arguments(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m tests.model", description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--seconds", type=float, default=60)
     parser.add_argument("--nodes", type=int, choices=(1, 3), default=1)
+    parser.add_argument("--workers", type=int, help="processes of each node")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--programs", type=int, default=0, help="at most so many")
     parser.add_argument("--file", "--program", dest="file", type=Path)
@@ -74,8 +76,8 @@ def broker_of(asked: argparse.Namespace, *, old: bool = False, pure: bool = Fals
         return Foreign(asked.amqp_url, asked.http_url)
     program, environment = planted.started_with(asked.planted)
     if asked.nodes == 3:
-        return MqdNodes(program, environment, old=old, pure=pure)
-    return MqdNode(program, environment, old=old, pure=pure)
+        return MqdNodes(program, environment, old=old, pure=pure, workers=asked.workers)
+    return MqdNode(program, environment, old=old, pure=pure, workers=asked.workers or 1)
 
 
 def main(words: list[str]) -> int:

@@ -32,13 +32,13 @@ from tests.model.spec.state import Broker
 from tests.reliability.node import Node
 
 PASSWORD = "secret"
-#: Names of offsets that a stream keeps.
-NAMES_MAX = 2
+#: Names of offsets that a stream keeps, and runs of unacked messages that a group keeps for a partition.
+NAMES_MAX, GAPS_MAX = 2, 16
 #: So that compaction and retention have several segments in programs of some dozens of messages.
 #: Segments are small, and written at once: else no program would be long enough for compaction and retention.
 OPTIONS = (
     *("--stream-segment-bytes-min", "1000", "--stream-flush-ms", "50"),
-    *("--stream-names-max", str(NAMES_MAX)),
+    *("--stream-names-max", str(NAMES_MAX), "--group-gaps-max", str(GAPS_MAX)),
 )
 #: The data directory of a single node is a file system of its own, where it can be mounted. It has so many
 #: bytes, and there is an alarm if fewer than these are free.
@@ -131,9 +131,12 @@ class MqdNode:
         *,
         old: bool = False,
         pure: bool = False,
+        workers: int = 1,
     ) -> None:
         program = PURE if pure else program
         self._old = old
+        #: The last release has some as well, and does not say so much about them.
+        self._workers = 1 if old else workers
         self._home = tempfile.TemporaryDirectory(prefix="mqd-model-", ignore_cleanup_errors=True)
         place = Path(self._home.name)
         self._mounted = _mount(place / "data")
@@ -148,6 +151,7 @@ class MqdNode:
             place,
             *("--amqp", f"127.0.0.1:{self._amqp}", "--http", f"127.0.0.1:{self._http}"),
             *("--disk-free-min-bytes", str(FLOOR_BYTES), *(() if old else OPTIONS), *options),
+            *(("--workers", str(self._workers)) if self._workers > 1 else ()),
         )
         self._present = list(program)
         self._node.program = releases.program(releases.WHEELS[-1]) if old else self._present
@@ -166,7 +170,10 @@ class MqdNode:
         return request(f"http://guest:guest@127.0.0.1:{self._node.http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        present = Broker(names_max=NAMES_MAX)
+        present = Broker(names_max=NAMES_MAX, gaps_max=GAPS_MAX)
+        if self._workers > 1:
+            # To clients they are nodes of a cluster, none of which fails alone.
+            present = replace(present, nodes=self._workers, prompt=False, slack_s=1.0)
         return as_old(present) if self._old else present
 
     def has_been_upgraded(self) -> bool:
@@ -186,9 +193,12 @@ class MqdNode:
                 self._node.add_options(*OPTIONS)
             self._node.start()
         elif kind == "freeze":
-            os.kill(self._node.pid, signal.SIGSTOP)
+            pids = self._node.pids()
+            for pid in pids:
+                os.kill(pid, signal.SIGSTOP)
             time.sleep(detail.get("seconds", 0.3))
-            os.kill(self._node.pid, signal.SIGCONT)
+            for pid in pids:
+                os.kill(pid, signal.SIGCONT)
         elif kind == "clock":
             self._clock_s = detail.get("by_s", 3600) if not self._clock_s else 0
             shifted_clock.set_clock(Path(self._home.name) / "clock", self._clock_s)
@@ -276,6 +286,7 @@ class MqdNodes:
         *,
         old: bool = False,
         pure: bool = False,
+        workers: int | None = None,
     ) -> None:
         program = PURE if pure else program
         self.faults = frozenset(
@@ -289,7 +300,7 @@ class MqdNodes:
             *(() if old else OPTIONS),
             program=begins_as,
             # The last release has none in a cluster.
-            workers=1 if old else None,
+            workers=1 if old else workers,
         )
         self._present = list(program)
         #: Nodes that run the last release.
@@ -314,7 +325,7 @@ class MqdNodes:
         return request(f"http://guest:guest@127.0.0.1:{self.cluster._nodes[node].http}", method, path, body)
 
     def taken_for_granted(self) -> Broker:
-        present = Broker(nodes=3, prompt=False, slack_s=1.0, names_max=NAMES_MAX)
+        present = Broker(nodes=3, prompt=False, slack_s=1.0, names_max=NAMES_MAX, gaps_max=GAPS_MAX)
         return as_old(present) if self._old else present
 
     def has_been_upgraded(self) -> bool:

@@ -217,6 +217,22 @@ def _unacked() -> None:
     _replace(Partition, "pending", lambda pending: lambda self: pending(self)[:-1])
 
 
+@bug("any-gaps-of-a-group")
+def _any_gaps() -> None:
+    """A member of a group gets new messages however many gaps there are."""
+    from quorum_queue.consumer_groups.partition import Partition
+
+    _replace(Partition, "is_full", lambda is_full: lambda self, most: False)
+
+
+@bug("gaps-keep-back-what-came-back")
+def _gaps() -> None:
+    """Where there are too many gaps, messages that came back are not handed out either."""
+    from quorum_queue.consumer_groups.partition import Partition
+
+    _replace(Partition, "is_full", lambda is_full: lambda self, most: self.span_count > most)
+
+
 @bug("name-evicted")
 def _evicted() -> None:
     """A new name takes the place of the one that was not used for longest, and is not refused."""
@@ -477,6 +493,14 @@ def _producer() -> None:
     from amqp_server.channel.transactions.tx import Transaction
 
     _replace(Transaction, "check_producer", lambda check: lambda self: None)
+
+
+@bug("earlier-transaction-left-open")
+def _left_open() -> None:
+    """A producer that begins again does not end the open transactions of its earlier starts."""
+    from amqp_server.broker.open_transactions import OpenTransactions
+
+    _replace(OpenTransactions, "shut_out", lambda shut_out: lambda self, key, epoch: None)
 
 
 @bug("epochs-forgotten-at-restart")

@@ -24,7 +24,7 @@ from tests.model.shrink import shrunk
 from tests.model.spec.channels import Channel, Delivered, Session, User
 from tests.model.spec.hashing import partition
 from tests.model.spec.messages import Message, Presence, died
-from tests.model.spec.promises import NOT_FOUND, PRECONDITION_FAILED, Broken, Promise
+from tests.model.spec.promises import NOT_FOUND, OK, PRECONDITION_FAILED, RESOURCE_ERROR, Broken, Promise
 from tests.model.spec.queues import Queue
 from tests.model.spec.routing import Binding, topic_matches
 from tests.model.spec.state import Broker
@@ -92,10 +92,15 @@ class Talk:
         self.done(self.model.qos(self.channel, prefetch, False))
         self.done(self.model.consume(self.channel, queue, tag))
 
-    def deliver(self, number: int, *, redelivered: bool = False, tag: str = "c", queue: str = "q") -> None:
+    def deliver(
+        self, number: int, *, redelivered: bool = False, tag: str = "c", queue: str = "q", offset: int = -1
+    ) -> None:
+        """With an offset, a message of a stream comes to a member of a group."""
+        headers: dict[str, Any] = {"x-stream-offset": offset} if offset >= 0 else {}
+        key = "s" if offset >= 0 else queue
         self.model.on_delivery(
             self.channel,
-            Delivered(self.channel.last_tag + 1, number, redelivered, "", queue, {}, 10, tag),
+            Delivered(self.channel.last_tag + 1, number, redelivered, "", key, headers, 10, tag),
         )
 
     def settle(self, how: str, tag: int) -> None:
@@ -1072,3 +1077,64 @@ def test_what_need_not_be_there_may_be_on_its_way_when_a_channel_closes(three: T
     three.channel = three.open(2)
     three.consume("q")
     three.deliver(1, redelivered=True)
+
+
+def scattered(talk: Talk) -> Queue:
+    """A group whose member has more gaps than it may: it has acked every second message."""
+    talk.model.broker.gaps_max = 2
+    talk.stream("s")
+    group = talk.declare("q", "stream-group", stream="s", stream_offset="first")
+    talk.publish("s", 6)
+    talk.consume("q")
+    for number in range(1, 7):
+        talk.deliver(number, offset=number - 1)
+    talk.model.settle_step()
+    talk.step()
+    for tag in (1, 3, 5):
+        talk.model.settle(talk.channel, "ack", tag, False)
+    talk.model.settle_step()
+    talk.step()
+    talk.model.settle_step()
+    return group
+
+
+def test_a_member_with_too_many_gaps_gets_nothing_new(talk: Talk) -> None:
+    group = scattered(talk)
+    talk.publish("s")
+    assert not list(group.owed())
+    with pytest.raises(Broken, match="more than 2 runs of messages are unacked"):
+        talk.deliver(7, offset=6)
+
+
+def test_a_member_that_acks_what_is_between_gaps_gets_what_is_new(talk: Talk) -> None:
+    group = scattered(talk)
+    talk.publish("s")
+    talk.settle("ack", 2)
+    assert [*group.owed()] == ["q: message 7 is ready, and a consumer waits for it"]
+    talk.deliver(7, offset=6)
+
+
+def test_what_came_back_is_not_new(talk: Talk) -> None:
+    group = scattered(talk)
+    talk.publish("s")
+    talk.step()
+    for tag in (2, 4, 6):
+        talk.model.settle(talk.channel, "requeue", tag, True)
+    assert len([*group.owed()]) == 4
+    for number in (2, 4, 6):
+        talk.deliver(number, offset=number - 1, redelivered=True)
+    assert not [*group.owed()]
+
+
+def test_a_commit_may_meet_a_queue_that_fails(three: Talk) -> None:
+    """Its host is another one when it starts again: nothing of the transaction happens."""
+    queue = three.declare("q", "quorum")
+    three.step()
+    three.done(three.model.select(three.channel, "tx"))
+    queue.failed_at = three.model.step
+    three.publish("q")
+    assert three.model.commit(three.channel).codes == {OK, RESOURCE_ERROR}
+    three.step()
+    three.step()
+    three.publish("q")
+    assert three.model.commit(three.channel).codes == {OK}

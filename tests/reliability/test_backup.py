@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import signal
 import subprocess
 import threading
 import time
@@ -142,6 +143,17 @@ def test_a_node_stands_still_no_longer_than_it_may(tmp_path: Path, monkeypatch: 
         assert not (tmp_path / "copy").exists()
         assert running(node.pid)
         open_connection(f"amqp://guest:guest@127.0.0.1:{node.port}/").close()
+
+
+def test_a_node_that_another_program_resumes_is_not_copied(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The files of a process that runs again may not belong together."""
+    with Node(tmp_path) as node:
+        monkeypatch.setattr(copying, "_copy_files", lambda source, target: os.kill(node.pid, signal.SIGCONT))
+        with pytest.raises(CannotCopy, match=rf"another program resumed process {node.pid} .*: try again"):
+            copy_directory(node.data, tmp_path / "copy", freeze_s_max=5.0, cluster_table=CLUSTER_TABLE)
+        assert not (tmp_path / "copy").exists()
 
 
 def running(pid: int) -> bool:

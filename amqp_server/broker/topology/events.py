@@ -5,7 +5,8 @@ What becomes of messages goes to amq.mqd.event, for queues that ask (x-message-s
 Each event is a message without a body: the routing key is its name, and headers have the details. The node
 that has proposed a change of the topology publishes its event when it applies the change, so an event is
 published once in a cluster, with the name of the user. Events of a connection are published by its node. No
-event is made if no queue is bound, and a node that ends loses the events that it has not published yet.
+event is made if no queue is bound, and a node that ends loses the events that it has not published yet. If a
+worker of a node is killed, its next process tells the ends of its connections.
 """
 
 from __future__ import annotations
@@ -54,6 +55,14 @@ class Home(Protocol):
     def queues(self) -> Mapping[str, Bound]: ...
 
 
+class KeptConnections(Protocol):
+    """The open connections of this process, for the next one: see amqp_server.workers.open_connections."""
+
+    def begun(self, number: int, told: Mapping[str, object]) -> None: ...
+
+    def ended(self, number: int) -> None: ...
+
+
 class Events:
     """See amqp_server.turn.Gatherer."""
 
@@ -84,6 +93,8 @@ class Events:
         #: Sessions of this process, by number, that began in another one of the node: with which name of the
         #: process, and which number.
         self.began_as: dict[int, tuple[str, int]] = {}
+        #: None if no other process tells what was lost with this one.
+        self.kept: KeptConnections | None = None
         self._waiting: deque[tuple[str, str, Mapping[str, object], int]] = deque()
         #: The walk that finds the route of the first waiting one.
         self._walk: Walk | None = None

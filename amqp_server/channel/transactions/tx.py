@@ -9,14 +9,14 @@ commit-ok follows their answers, and each queue takes its part separately.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from amqp_server.channel.delays import check_waits
 from amqp_server.channel.publish import begin_publish, hand_over, publish
 from amqp_server.channel.tracing import trace_publish
 from amqp_server.channel.transactions.commit_answers import CommitOrigin
 from amqp_server.channel.transactions.producers import EPOCH, producer_of
-from amqp_server.channel.unacked import Piece, joined
+from amqp_server.channel.unacked import Piece, follows, joined
 from amqp_server.errors import PreconditionFailed, SoftError
 from amqp_server.wire.intake import Segment
 from quorum_queue.machine.attributes import LEADER
@@ -35,6 +35,8 @@ WHOLE_PARTS_MAX = 256
 WHOLE_BYTES_MAX = 1 << 20
 #: Parts that are applied before the turn may end.
 PARTS_AT_ONCE = 14
+#: Queues and acks of a large transaction that are looked at before the turn may end.
+CHECKED_AT_ONCE = 128
 #: Maximum number of messages of one part, and of their bytes: a queue takes a part in one step, and frees it
 #: in one step.
 PART_MESSAGES_MAX = 2_048
@@ -176,18 +178,26 @@ class Transaction:
             )
         self.producer = found
         self.check_producer()
+        self._all_open.named(self)
         transactions.shut_out(found)
 
     def check_producer(self) -> None:
         """Raises PreconditionFailed if a later start of the producer has shut this one out."""
+        error = self.why_shut_out()
+        if error is not None:
+            raise error
+
+    def why_shut_out(self) -> PreconditionFailed | None:
+        """The error for the client if a later start of the producer has shut this one out."""
         if self.producer is None:
-            return
+            return None
         key, epoch = self.producer
         highest = self._channel.broker.transactions.epoch_of(key)
-        if epoch < highest:
-            raise PreconditionFailed(
-                f"x-producer-epoch {epoch} of producer {key!r} is over: another start of it has epoch {highest}"
-            )
+        if epoch >= highest:
+            return None
+        return PreconditionFailed(
+            f"x-producer-epoch {epoch} of producer {key!r} is over: another start of it has epoch {highest}"
+        )
 
     def check_paused(self) -> None:
         """Raises PreconditionFailed if publishes to one of its queues are paused: nothing of it is done.
@@ -199,9 +209,14 @@ class Transaction:
             for target in segment.route.targets:
                 queue = queues.get(target.name)
                 if queue is not None and queue.record.publishes_paused:
-                    raise PreconditionFailed(
-                        f"{NOTHING_DONE}, because publishes to queue '{queue.name}' are paused"
-                    )
+                    raise _paused(queue.name)
+
+    def check_held(self, held: Iterable[Recipient]) -> None:
+        """The same for hosts that stay as they are from now on."""
+        host: Any
+        for host in held:
+            if host.is_queue and host.settings.publishes_paused:
+                raise _paused(host.queue.name)
 
     def check_waits(self) -> None:
         """Raises PreconditionFailed if a queue refuses the header that says how long a message waits: nothing
@@ -229,8 +244,15 @@ class Transaction:
 
         The queues' parts of a prepared commit say the same.
         """
+        for _ in self.checks_of_acks():
+            pass
+
+    def checks_of_acks(self) -> Iterator[None]:
+        """The same, some at a time."""
         for _, pieces in self.settlements:
-            for holder, low, high, _ in pieces:
+            for count, (holder, low, high, _) in enumerate(pieces, 1):
+                if count % CHECKED_AT_ONCE == 0:
+                    yield
                 host = holder.queue.host
                 if host.ended == "deleted":
                     continue
@@ -247,7 +269,13 @@ class Transaction:
         self._part_count += len(pieces)
         if self.settlements and self.settlements[-1][0] == verb:
             last = self.settlements[-1][1]
-            last += pieces
+            if pieces and last and follows(last[-1], pieces[0]):
+                before = last[-1]
+                last[-1] = Piece(before.holder, before.low, pieces[0].high, before.tag)
+                last += pieces[1:]
+                self._part_count -= 1
+            else:
+                last += pieces
             if verb == "settle" and len(last) > self._join_from:
                 self._join(last)
         else:
@@ -281,7 +309,7 @@ class Transaction:
             return False
         hosts = list(self._hosts())
         in_one_log = all(host.in_journal for host in hosts) and self.producer is None
-        if in_one_log and not any(host.may_refuse for host in self._recipients()):
+        if in_one_log and not any(host.may_refuse for host in self.recipients()):
             return False
         return all(host.takes_parts or not host.is_queue for host in hosts)
 
@@ -290,9 +318,9 @@ class Transaction:
         for _, pieces in self.settlements:
             for piece in pieces:
                 yield piece.holder.queue.host
-        yield from self._recipients()
+        yield from self.recipients()
 
-    def _recipients(self) -> Iterator[Recipient]:
+    def recipients(self) -> Iterator[Recipient]:
         """The hosts of the queues that get its messages."""
         queues = self._channel.vhost.queues
         for segment in self.segments:
@@ -399,6 +427,10 @@ class Transaction:
         return [(verb, joined(pieces) if verb == "settle" else pieces) for verb, pieces in settlements]
 
 
+def _paused(queue: str) -> PreconditionFailed:
+    return PreconditionFailed(f"{NOTHING_DONE}, because publishes to queue '{queue}' are paused")
+
+
 def _hold(hosts: Iterable[Recipient], held: dict[Recipient, None]) -> None:
     """Let hosts hold back what they have not applied yet, and what comes."""
     for host in hosts:
@@ -451,15 +483,43 @@ class LargeEnd:
 
 
 class LargeCommit(LargeEnd):
-    """Consumers get nothing of a large transaction before all of it is on disk."""
+    """Consumers get nothing of a large transaction before all of it is on disk, and what its queues are set
+    to does not change meanwhile.
+    """
 
-    __slots__ = ("_held", "hosts")
+    __slots__ = ("_held", "hosts", "is_prepared", "refused")
 
-    def __init__(self, channel: Channel, transaction: Transaction, *, acks: bool = True) -> None:
+    def __init__(
+        self, channel: Channel, transaction: Transaction, *, acks: bool = True, checked: bool = False
+    ) -> None:
+        """`checked`: a part of the transaction is committed already."""
         #: Hosts with a part in the transaction.
         self.hosts: dict[Recipient, None] = {}
         self._held: dict[Recipient, None] = {}
-        super().__init__(channel, transaction.commit_in_parts(self.hosts, self._held, acks=acks))
+        #: Why nothing of it was done; or True, if its queues have to get their parts first (see
+        #: prepared_commit). Either has changed while it waited for its turn.
+        self.refused: SoftError | None = None
+        self.is_prepared = False
+        super().__init__(channel, self._commit(transaction, acks, checked))
+
+    def _commit(self, transaction: Transaction, acks: bool, checked: bool) -> Iterator[None]:
+        for count, host in enumerate(transaction.recipients(), 1):
+            _hold((host,), self._held)
+            if count % CHECKED_AT_ONCE == 0:
+                yield
+        if not checked:
+            try:
+                transaction.check_producer()
+                transaction.check_held(self._held)
+                yield from transaction.checks_of_acks()
+            except SoftError as error:
+                self.refused = error
+                return
+            if any(host.may_refuse for host in self._held) and transaction.is_prepared:
+                self.is_prepared = True
+                return
+            yield
+        yield from transaction.commit_in_parts(self.hosts, self._held, acks=acks)
 
     def _begin(self) -> None:
         self._channel.broker.services.commits.hold(self._steps.begin_later)

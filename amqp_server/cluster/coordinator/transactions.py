@@ -16,6 +16,7 @@ from typing import Any, Final, Protocol
 from amqp_server.broker.transactions import Producer
 from amqp_server.cluster.coordinator.decisions import COMMITTER, Decision, Decisions
 from amqp_server.cluster.topology_group import Answers, Decide, Proposal, RaiseEpoch
+from amqp_server.errors import PreconditionFailed
 from quorum_queue.clock import Clock
 from quorum_queue.machine import versions
 from quorum_queue.machine.parts import TransactionId
@@ -26,8 +27,6 @@ logger = logging.getLogger("mqd.cluster")
 #: Parts and decisions are looked at when they are this old, ms: usually the committing node has told all
 #: queues by then.
 LOOK_MS: Final = 1_000
-#: Parts that are not complete after this time are dropped, ms.
-INCOMPLETE_MS: Final = 60_000
 #: What a queue has done is remembered for this long before the decision is known here, ms.
 EARLY_MS: Final = 5_000
 #: Answers in one entry.
@@ -98,7 +97,8 @@ class Transactions:
         producers_max: int,
     ) -> None:
         """`timeout_ms`: how long a client waits for a decision. `decision_ms`: age at which a part that
-        nobody has decided about is aborted while its node is up.
+        nobody has decided about is aborted while its node is up; time without progress after which one is
+        that is not complete.
         """
         self._own = node, incarnation
         self._decisions = decisions
@@ -127,6 +127,8 @@ class Transactions:
         #: Queues on this node that have parts, and when this node first saw a part or a decision, ms.
         self._with_parts: dict[Any, None] = {}
         self._seen: dict[tuple[int, TransactionId], int] = {}
+        #: Of parts that are not complete: how much had come at the last look, and since when, ms.
+        self._came: dict[tuple[int, TransactionId], tuple[int, int]] = {}
         self._looked_ms = 0
         #: Operators that wait for a decision.
         self._watching: dict[TransactionId, list[Watcher]] = {}
@@ -150,6 +152,12 @@ class Transactions:
         self._begun.pop(transaction, None)
 
     def shut_out(self, producer: Producer) -> None:
+        if not self.available:
+            # Nodes of earlier versions can't read epochs in the log, and would commit whatever they say.
+            raise PreconditionFailed(
+                "not all nodes of the cluster run a version of mqd that knows x-producer-epoch: upgrade them, or "
+                "publish without it"
+            )
         if producer.epoch > self.epoch_of(producer.key):
             # It comes before all decisions about the producer's transactions.
             self._log.submit(RaiseEpoch(producer.key, producer.epoch, self._producers_max))
@@ -324,6 +332,7 @@ class Transactions:
 
     def _look(self, now_ms: int) -> None:
         seen, self._seen = self._seen, {}
+        came, self._came = self._came, {}
         for holder in list(self._with_parts):
             parts: KeptParts | None = holder.parts
             if holder.ended or parts is None or not len(parts):
@@ -334,6 +343,11 @@ class Transactions:
                 for part in list(parts.all()):
                     key = leading.queue_id, part.transaction
                     since_ms = self._seen[key] = seen.get(key, now_ms)
+                    if not part.prepared:
+                        before, since_ms = came.get(key, (part.came, since_ms))
+                        if part.came != before:
+                            since_ms = now_ms
+                        self._came[key] = part.came, since_ms
                     self._look_at_part(leading, part, now_ms - since_ms)
         for transaction, decided in list(self._decisions.by_id.items()):
             for queue_id in list(decided.left):
@@ -348,9 +362,11 @@ class Transactions:
             return
         node, incarnation, _ = part.transaction
         is_gone = not self._is_up(node) or self._nodes.incarnation_of(node) > incarnation
-        if part.prepared and age_ms >= (LOOK_MS if is_gone else self._decision_ms):
+        if age_ms < (LOOK_MS if is_gone else self._decision_ms):
+            return
+        if part.prepared:
             self._propose(Decision(part.transaction, False, tuple(part.participants)))
-        elif not part.prepared and age_ms >= (LOOK_MS if is_gone else INCOMPLETE_MS):
+        else:
             # Nobody can have decided to commit it.
             host.submit(("resolve", part.transaction, False))
 

@@ -19,7 +19,7 @@ from pamqp import base, commands
 from amqp_server.broker.broker import Broker
 from amqp_server.broker.topology.events import ACTING
 from amqp_server.broker.topology.queue import Queue
-from amqp_server.channel.moving import Picked, pick, publish_unchanged
+from amqp_server.channel.moving import Picked, pick, publish_unchanged, put_back
 from amqp_server.connection.outbox import UnheldOutbox
 from amqp_server.connection.session import Session
 from amqp_server.errors import AMQPError, InternalError, PreconditionFailed, Unavailable
@@ -316,6 +316,12 @@ class Direct:
             await rest()
             acks = [commands.Basic.Ack(each.tag, False) for each in got[start : start + AT_ONCE]]
             await self.ask(acks[0], *map(_encoded, acks[1:]))
+
+    def put_back(self) -> None:
+        """Give what was got, and is not settled, back to its queue, as if nobody had looked at it."""
+        channel = self._session.channels.get(CHANNEL)
+        if channel is not None:
+            self._turn.run(self._turn.contain, self._session, put_back, channel)
 
     async def give(
         self,

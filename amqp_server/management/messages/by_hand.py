@@ -276,10 +276,12 @@ async def get_messages(
             tag = taken.tag
             size += view.size
             got.append(view)
-        if tag and fate != "requeue":
-            # Messages that are not settled are requeued at their position when the session ends.
-            ack, reject = commands.Basic.Ack(tag, True), commands.Basic.Nack(tag, True, False)
-            await direct.ask(ack if fate == "ack" else reject)
+        if tag and fate == "ack":
+            await direct.ask(commands.Basic.Ack(tag, True))
+        elif tag and fate == "reject":
+            await direct.ask(commands.Basic.Nack(tag, True, False))
+        # The end of the session would be a failed delivery, and too many of them discard a message.
+        direct.put_back()
     return got
 
 

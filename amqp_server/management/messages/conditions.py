@@ -69,7 +69,7 @@ def given(asked: Conditions) -> dict[str, Any]:
 def require_version(call: Call, version: int) -> None:
     """Refuse a request that nodes of earlier versions would not understand."""
     if call.broker.replication.version < version:
-        raise bad_request("conditions need a cluster whose nodes all run this version of mqd")
+        raise bad_request("this needs a cluster whose nodes all run this version of mqd")
 
 
 def since_ms(asked: Conditions, now_ms: int) -> int | None:

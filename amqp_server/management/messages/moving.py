@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,11 +15,10 @@ from amqp_server.errors import NotFound
 from amqp_server.management.changes.answers import ANSWER_S, answers_of
 from amqp_server.management.changes.internal_session import Direct, Got
 from amqp_server.management.messages import peeking
-from amqp_server.management.messages.by_hand import GET_BYTES_MAX, refuse_while_blocked, require_read
+from amqp_server.management.messages.by_hand import refuse_while_blocked, require_read
 from amqp_server.management.messages.conditions import Conditions, Message, given, require_version, wanted
 from amqp_server.management.request.answer import bad_request, known, not_found
 from amqp_server.management.request.call import Call
-from amqp_server.management.request.time_slices import Rest
 from quorum_queue.machine import versions
 from quorum_queue.machine.ready import Place
 
@@ -91,7 +90,7 @@ async def move(call: Call) -> Any:
         if asked.after:
             raise bad_request(f"after needs conditions: {NAMES}")
         count = await _to_move(call, queue, asked.count)
-        moved, refused = await move_messages(call, vhost, name, asked.destination, count)
+        moved, refused = await move_messages(call, queue, asked.destination, count)
         return {"moved": moved, "refused": refused}
     broker = call.broker
     refuse_while_blocked(broker)
@@ -169,8 +168,11 @@ async def matching(
     query = peeking.Query(
         after=after, count=peeking.COUNT_MAX, truncate=0, waiting=waiting, ids=ids, **given(asked)
     )
+    held_before = call.held.bytes
     page = await peeking.look(call, queue, query)
     rows, end = page["messages"], page["next"]
+    # Only their places go on: a request may look at many parts.
+    call.held.give(call.held.bytes - held_before)
     if count is not None and len(rows) > count:
         rows = rows[:count]
         end = rows[-1]["place"]
@@ -224,32 +226,12 @@ async def redrive(call: Call) -> Any:
     if asked.waiting:
         require_version(call, versions.CANCELS)
     count = await _to_move(call, queue, asked.count)
-    moved, kept = await redrive_messages(call, vhost, name, count)
+    moved, kept = await redrive_messages(call, queue, count)
     if asked.waiting:
         left = (MOVE_MAX if asked.count is None else asked.count) - moved - kept
-        more, others = await _redrive_waiting(call, queue, left)
+        more, others = await redrive_messages(call, queue, left, BEFORE_WAITING)
         moved, kept = moved + more, kept + others
     return {"moved": moved, "kept": kept}
-
-
-async def _redrive_waiting(call: Call, queue: Queue, count: int) -> tuple[int, int]:
-    """As redrive_messages, with messages that wait."""
-    broker, vhost = call.broker, queue.vhost.name
-    moved = seen = 0
-    after: str | None = BEFORE_WAITING
-    everything = Conditions()
-    async with confirming(broker, vhost) as direct:
-        while seen < count and after is not None:
-            part = await matching(call, queue, everything, after, count - seen, waiting=True)
-            after = part.next
-            for places in portions(part.places):
-                got = await _pick(call, direct, queue, everything, places)
-                seen += len(got)
-                for target, letters in _by_first_death(broker, vhost, queue.name, got):
-                    moved += await direct.hand_on(
-                        target, letters, call.parts.commits.barrier, call.slices.rest, one_by_one=True
-                    )
-    return moved, seen - moved
 
 
 # -- of the broker
@@ -273,46 +255,73 @@ async def confirming(broker: Broker, vhost: str) -> AsyncIterator[Direct]:
         yield direct
 
 
-async def move_messages(call: Call, vhost: str, source: str, destination: str, count: int) -> tuple[int, int]:
+async def move_messages(call: Call, source: Queue, destination: str, count: int) -> tuple[int, int]:
     """Move the first messages of a queue to another one; return how many went, and how many it refused.
 
     A message is removed from the first queue after the other one has confirmed it. If the node dies in
     between, it is in both queues.
     """
-    broker, rest = call.broker, call.slices.rest
+    broker = call.broker
     refuse_while_blocked(broker)
-    queue = destination_of(broker, vhost, destination)
+    queue = destination_of(broker, source.vhost.name, destination)
+    moved = refused = 0
+    async with confirming(broker, source.vhost.name) as direct:
+
+        async def hand_on(got: list[Got]) -> bool:
+            nonlocal moved, refused
+            taken = await direct.hand_on(queue, got, call.parts.commits.barrier, call.slices.rest)
+            moved, refused = moved + taken, len(got) - taken
+            return not refused
+
+        await _take(call, direct, source, count, "", hand_on)
+    return moved, refused
+
+
+async def redrive_messages(call: Call, source: Queue, count: int, after: str = "") -> tuple[int, int]:
+    """Move the first messages behind a place to the queues in which they died first; return how many went,
+    and how many stay at their places.
+    """
+    broker, vhost = call.broker, source.vhost.name
+    refuse_while_blocked(broker)
     moved = 0
     async with confirming(broker, vhost) as direct:
-        while moved < count:
-            got = await _take_some(direct, source, min(count - moved, MOVED_AT_ONCE), rest)
-            if not got:
-                break
-            taken = await direct.hand_on(queue, got, call.parts.commits.barrier, rest)
-            moved += taken
-            if taken < len(got):
-                return moved, len(got) - taken
-    return moved, 0
 
-
-async def redrive_messages(call: Call, vhost: str, source: str, count: int) -> tuple[int, int]:
-    """Move the first messages of a queue to the queues in which they died first; return how many went, and
-    how many stay at their places.
-    """
-    broker, rest = call.broker, call.slices.rest
-    refuse_while_blocked(broker)
-    moved = seen = 0
-    async with confirming(broker, vhost) as direct:
-        while seen < count:
-            got = await _take_some(direct, source, min(count - seen, MOVED_AT_ONCE), rest)
-            if not got:
-                break
-            seen += len(got)
-            for queue, letters in _by_first_death(broker, vhost, source, got):
+        async def hand_on(got: list[Got]) -> bool:
+            nonlocal moved
+            for queue, letters in _by_first_death(broker, vhost, source.name, got):
                 moved += await direct.hand_on(
-                    queue, letters, call.parts.commits.barrier, rest, one_by_one=True
+                    queue, letters, call.parts.commits.barrier, call.slices.rest, one_by_one=True
                 )
+            return True
+
+        seen = await _take(call, direct, source, count, after, hand_on)
     return moved, seen - moved
+
+
+async def _take(
+    call: Call,
+    direct: Direct,
+    queue: Queue,
+    count: int,
+    after: str,
+    hand_on: Callable[[list[Got]], Awaitable[bool]],
+) -> int:
+    """Take messages out of a queue in their order until `hand_on` returns False; return how many it got.
+
+    They are not got as a client does it: what stays must not come nearer to its delivery limit.
+    """
+    seen, place, everything = 0, after, Conditions()
+    while seen < count:
+        part = await matching(call, queue, everything, place, count - seen, waiting=after == BEFORE_WAITING)
+        for places in portions(part.places):
+            got = await _pick(call, direct, queue, everything, places)
+            seen += len(got)
+            if got and not await hand_on(got):
+                return seen
+        if part.next is None:
+            break
+        place = part.next
+    return seen
 
 
 def _by_first_death(
@@ -333,16 +342,3 @@ def _by_first_death(
         letters.append(each)
     if letters and before is not None:
         yield before, letters
-
-
-async def _take_some(direct: Direct, queue: str, count: int, rest: Rest) -> list[Got]:
-    got: list[Got] = []
-    size = 0
-    while len(got) < count and size < GET_BYTES_MAX:
-        await rest()
-        taken = await direct.get(queue)
-        if taken is None:
-            break
-        got.append(taken)
-        size += len(taken.content.body)
-    return got

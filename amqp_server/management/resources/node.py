@@ -90,7 +90,7 @@ async def overview(call: Call) -> Any:
     }
     if call.may(MONITORING):
         told["queue_totals"] = stats.queue_totals(lengths)
-        told["message_stats"] = stats.message_stats(traffic)
+        told["message_stats"] = stats.message_stats(broker.counts.counted.traffic(traffic))
         told["churn_rates"] = stats.churn(_churn(call))
         told["listeners"] = listeners(parts)
         told["contexts"] = [context | {"node": parts.config.node} for context in _contexts(parts)]
@@ -123,6 +123,12 @@ def _everywhere(call: Call, told: dict[str, Any], answers: Answers) -> dict[str,
     totals: dict[str, int] = told["object_totals"]
     for name in COUNTED:
         totals[name] += sum(body["object_totals"][name] for body in bodies)
+    if "churn_rates" in told:
+        for words in filter(None, map(call.parts.counted_before, answers.missing)):
+            for name, row in zip(
+                ("message_stats", "churn_rates"), call.stats.counted_before(words), strict=True
+            ):
+                told[name] = merged((told[name], row))
     if answers.missing:
         told["missing_nodes"] = answers.missing
         # Queues of nodes that are down exist, too.
@@ -231,7 +237,8 @@ def _drained(parts: ManagedParts) -> Row:
 
 
 def _churn(call: Call) -> dict[str, int]:
-    return dict(zip(CHURN, call.broker.counts.ended.churn(), strict=True))
+    counts = call.broker.counts
+    return dict(zip(CHURN, counts.counted.churn(counts.ended), strict=True))
 
 
 def _contexts(parts: ManagedParts) -> list[Row]:

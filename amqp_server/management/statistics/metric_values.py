@@ -66,7 +66,7 @@ class Looked:
             self.traffic.add(channel.counted())
             self.publishers += channel.traffic.publish > 0
             if channel.confirms is not None:
-                self.expecting += channel.confirms.next_number - 1
+                self.expecting += channel.confirms.numbered_count
 
     def at_stream(self, host: StreamHost) -> None:
         self.streams += 1

@@ -148,6 +148,7 @@ class Sampler:
         ended = self._broker.counts.ended
         node.add(len(LENGTHS), (ended.received_bytes, ended.sent_bytes, *traffic_values(ended.traffic)))
         await self._do(self._objects(sums, node), rest)
+        self._note(node)
         before, zeros = self.vhosts, (0,) * len(VHOST_FIELDS)
         self.vhosts = {
             name: _risen(before.get(name, zeros), sum_.values, len(LENGTHS))
@@ -161,6 +162,12 @@ class Sampler:
         node.add(len(NODE_FIELDS) - len(FIGURES), self.figures())
         stop = len(NODE_FIELDS) - len(FIGURES)
         self.node.record(now_ms, _risen(self.node.values, node.values, len(LENGTHS), stop), ahead_ms)
+
+    def _note(self, node: Sum) -> None:
+        counts, start, traffic = self._broker.counts, len(LENGTHS) + len(OCTETS), Traffic()
+        traffic.resume(node.values[start : start + len(COUNTERS)])
+        counts.counted.traffic(traffic)
+        counts.counted.churn(counts.ended)
 
     def _ended_of(self, name: str) -> Sum:
         vhost, sum_ = self._broker.vhosts[name], Sum(len(VHOST_FIELDS))

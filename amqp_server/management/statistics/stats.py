@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from amqp_server.broker.traffic import Traffic
+from amqp_server.broker.traffic import COUNTERS, Traffic
 from amqp_server.management.request.columns import ABSENT, Absent, Read, Row
 from amqp_server.management.statistics.history import Chart, Details, Range, Series, asked
 from amqp_server.management.statistics.sampler import (
@@ -208,6 +208,22 @@ class Stats:
 
     def churn(self, values: Mapping[str, int]) -> Row:
         return self._totals(CHURN, values, "msg_rates")
+
+    @staticmethod
+    def counted_before(words: Sequence[int]) -> tuple[Row, Row]:
+        """Return the counters of messages, and the churn, of a process that is down."""
+        traffic = Traffic()
+        traffic.resume(words[: len(COUNTERS)])
+        shown = (
+            zip(TRAFFIC, traffic_values(traffic), strict=True),
+            zip(CHURN, words[len(COUNTERS) :], strict=True),
+        )
+        messages, churn = ({name: value for name, value in each if value} for each in shown)
+        still = {"rate": 0.0}
+        return (
+            messages | {f"{name}_details": still for name in messages},
+            churn | {f"{name}_details": still for name in churn},
+        )
 
     def figures(self, values: Mapping[str, int]) -> Row:
         return self._totals(FIGURES, values, "node_stats")

@@ -60,6 +60,13 @@ class Reader:
         self.stalled = True
         self._host.began(self, offset)
 
+    def passed(self, offset: int) -> None:
+        if 0 <= self.position < offset:
+            if self.partition.passed(self.position, offset):
+                self._host.group.changed[self.partition] = None
+            self.position = offset
+            self._host.schedule()
+
     def let_go(self) -> None:
         self._headers.forget()
 

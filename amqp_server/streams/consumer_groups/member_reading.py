@@ -147,6 +147,9 @@ class Attached:
         else:
             self.host.retry()
 
+    def passed(self, offset: int) -> None:
+        """Does nothing: what one member of the stream lacks, another one may have."""
+
     def began(self, offset: int) -> None:
         self.position = offset
 

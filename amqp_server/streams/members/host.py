@@ -324,6 +324,9 @@ class StreamMemberHost(MemberReaders):
             self.tier.stored()
         self._retain()
         self._schedule_upkeep()
+        if self.group.is_leader:
+            # It uploads once it knows what the last one has stored.
+            self.when_whole(self._schedule_upkeep)
         if len(self.replica.parts):
             self._services.undecided.has_parts(self)
         if self.replica.sealed and self.group.is_leader:
@@ -537,6 +540,8 @@ class StreamMemberHost(MemberReaders):
         self.beginnings.clear()
         self._answers.close()
         self.names.close()
+        if self.tier is not None:
+            self.tier.end()
 
     def _delete_segments(self) -> None:
         services = self._services

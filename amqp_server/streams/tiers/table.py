@@ -44,6 +44,10 @@ class TableOwner(Protocol):
     def is_deleted(self) -> bool:
         """Return whether the stream is deleted."""
 
+    @property
+    def has_ended(self) -> bool:
+        """Return whether this node has nothing to do with the stream any more."""
+
     def name_of_table(self, manifest: Manifest) -> TableName: ...
 
     def delete_all(self) -> None:
@@ -88,7 +92,7 @@ class TierTable:
 
     def look(self) -> None:
         """Write the next file, if there is one."""
-        if self._busy:
+        if self._busy or self._owner.has_ended:
             return
         if self._services.clock.monotonic_ms() < self._rests_until:
             self._owner.wake_at(self._rests_until)
@@ -160,6 +164,9 @@ class TierTable:
     def _has_done(self, outcome: Outcome[int]) -> bool:
         """A job has ended; return whether it has succeeded."""
         self._busy = False
+        if self._owner.has_ended:
+            # Nobody waits for it, and it may have failed because the stream is gone.
+            return False
         title, remotes = self._owner.title, self._services.remotes
         if not isinstance(outcome, Error):
             self._failures = 0

@@ -277,8 +277,16 @@ class Tier:
     def name_of_table(self, manifest: Manifest) -> TableName:
         return TableName(manifest.remote, *self._owner.stream_name, manifest.identity)
 
+    @property
+    def has_ended(self) -> bool:
+        return bool(self._owner.ended)
+
     def wake_at(self, due_ms: int) -> None:
         self._services.timers.wake(self, due_ms)
+
+    def end(self) -> None:
+        """The owner has ended: the stream is deleted, or this node keeps it no more, or it has failed."""
+        self._remotes.table_works(self.title)
 
     # -- deletions -------------------------------------------------------------------------------------------
 
@@ -345,7 +353,6 @@ class Tier:
                     logger.warning("%s is deleted, but not its table: %s", title, outcome.error)
                 stores.write(delete, partial(_deleted_all, title))
 
-            self._remotes.table_works(title)
             if self._is_in_catalog(manifest):
                 stores.table(Drop(self.name_of_table(manifest)), dropped)
             else:

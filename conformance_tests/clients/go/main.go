@@ -57,6 +57,7 @@ func clientChecks() []check {
 		{"properties-come-back-as-sent", propertiesComeBackAsSent, false, false},
 		{"large-message-is-whole", largeMessageIsWhole, false, false},
 		{"transactions-commit-and-roll-back", transactionsCommitAndRollBack, false, false},
+		{"transactions-are-whole-though-their-answers-are-lost", transactionsAreWholeThoughTheirAnswersAreLost, false, true},
 		{"missing-things-give-404", missingThingsGive404, false, false},
 		{"reserved-names-give-403", reservedNamesGive403, false, false},
 		{"other-connections-exclusive-queue-gives-405", otherConnectionsExclusiveQueueGives405, false, false},

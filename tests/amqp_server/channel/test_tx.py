@@ -116,7 +116,7 @@ def test_acks_in_any_order_are_committed_in_few_pieces(order: list[int], count: 
     settled = [piece for done, pieces in channel.done for piece in pieces if done == verb]
     assert sorted(spread(settled)) == sorted(1 + place for place in order[:count])
     if verb == "return":
-        assert [piece.tag for piece in settled] == [1 + place for place in order[:count]]
+        assert list(spread(settled)) == [1 + place for place in order[:count]]
     elif count == 40:
         assert settled == [Piece(holders[0], 0, 19, 1), Piece(holders[1], 0, 19, 21)]
     assert transaction.part_count == 0

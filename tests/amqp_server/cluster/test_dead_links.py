@@ -139,6 +139,24 @@ def test_declares_are_answered_at_both_ends_and_seen_everywhere(leader: str, bot
     mended(scene)
 
 
+@pytest.mark.parametrize("leader", ["a", "c"])
+def test_a_declare_does_not_wait_long_for_a_node_that_is_out_of_reach(leader: str) -> None:
+    """The node between the two ends tells each how far the other one is."""
+    scene = Scene()
+    scene.lead(leader)
+    split(scene, "ac")
+    scene.ticks(SOON_TICKS)
+    clients = {name: scene.client(name) for name in "abc"}
+    for name, client in clients.items():
+        client.declare(f"quorum/{name}")
+        client.node.end_turn()
+    for client in clients.values():
+        answered(scene, client, 2)
+        for name in clients:
+            assert client.queue_id(f"quorum/{name}")
+    mended(scene)
+
+
 def test_new_queues_are_led_where_all_members_are_reached() -> None:
     scene = Scene()
     split(scene, "ac")

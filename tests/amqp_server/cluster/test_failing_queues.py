@@ -17,11 +17,12 @@ from quorum_queue.cluster.replica_group import Group
 from quorum_queue.errors import Unreadable
 from quorum_queue.machine import versions
 from quorum_queue.raft.leading import SHOWN_ENTRIES
+from tests import turns
 from tests.amqp_server.cluster.simulation.clients import EXPIRES_MS, Client
 from tests.amqp_server.cluster.simulation.node import TICK_MS, SimulatedNode
 from tests.amqp_server.cluster.simulation.planting import plants_of
 from tests.amqp_server.cluster.test_simulation_scenes import Scene
-from tests.turns import Planted, StrictBoundary
+from tests.turns import Planted
 
 pytestmark = pytest.mark.usefixtures("hand")
 
@@ -400,7 +401,7 @@ def test_an_entry_that_cannot_be_read_stops_the_queue_with_a_clear_reason(
     """Another version of mqd has written the entry. To try again does not help, so the queue is set aside at
     once.
     """
-    monkeypatch.setattr(StrictBoundary, "expected", (Unreadable,))
+    monkeypatch.setattr(turns, "expected", (Unreadable,))
     world = World()
     host = world.nodes["a"].cluster.hosts.grouped[world.queue_id]
     host.submit(("version", versions.NEWEST + 1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,43 @@ from tests.reliability.node import wait_until
 def ready(channel: BlockingChannel, queue: str) -> int:
     count: int = channel.queue_declare(queue, passive=True).method.message_count
     return count
+
+
+@pytest.mark.parametrize("pause_s", [0, 0.004], ids=str)
+def test_a_commit_of_a_dead_node_is_decided_while_it_is_down(ring: Ring, pause_s: float) -> None:
+    """Its parts may be prepared and undecided, or decided and not done."""
+    queues = ["tx doubt 1", "tx doubt 2", "tx doubt 3"]
+    with ring.connection("n1") as connection:
+        for queue in queues:
+            connection.channel().queue_declare(queue, durable=True, arguments=QUORUM)
+    connection = ring.connect("n2")
+    channel = connection.channel()
+    channel.tx_select()
+    for queue in queues:
+        channel.basic_publish("", queue, b"in doubt", PERSISTENT)
+    # Without waiting for the answer.
+    channel._impl._send_method(pika.spec.Tx.Commit())
+    connection._flush_output()
+    time.sleep(pause_s)
+    ring.nodes["n2"].kill()
+    # Meanwhile others commit to the same queues.
+    with ring.connection("n1") as connection:
+        channel = connection.channel()
+        channel.tx_select()
+        for queue in queues:
+            channel.basic_publish("", queue, b"of others", PERSISTENT)
+        channel.tx_commit()
+
+    def is_decided() -> bool:
+        return not any(row["state"] == "undecided" for row in ring.get("n3", "/api/transactions"))
+
+    wait_until("the transaction is decided", is_decided, state=ring.logs)
+    with ring.connection("n3") as connection:
+        channel = connection.channel()
+        wait_until("all queues have it or none", lambda: len({ready(channel, each) for each in queues}) == 1)
+        assert ready(channel, queues[0]) in (1, 2)
+        for queue in queues:
+            channel.queue_delete(queue)
 
 
 def named(producer: str, epoch: Any) -> pika.BasicProperties:
@@ -175,6 +213,39 @@ def test_a_later_start_of_a_producer_shuts_out_the_earlier_one(places: tuple[Rin
 
         wait_until("all nodes know the epoch", is_known)
         wait_until("both are there", lambda: ready(new, queues[0]) == 2)
+
+
+def test_a_later_attempt_that_came_to_nothing_hides_no_message(ring: Ring) -> None:
+    """A publisher that lost its commit-ok tries again, then asks what became of its message."""
+    limits = {"x-max-length": 2, "x-overflow": "reject-publish"}
+    arguments = {**QUORUM, **limits, "x-deduplication": True, "x-message-status": True}
+
+    def attempt(message_id: str, name: str) -> None:
+        headers = {"x-deduplication-id": name}
+        properties = pika.BasicProperties(delivery_mode=2, message_id=message_id, headers=headers)
+        with ring.connection("n2") as connection:
+            channel = connection.channel()
+            channel.tx_select()
+            channel.basic_publish("", "tx record", b"", properties)
+            channel.tx_commit()
+
+    def state(message_id: str) -> tuple[str, list[str]]:
+        told = ring.get("n3", f"/api/messages/%2F/{message_id}?queue=tx%20record")["queues"][0]
+        return told["state"], [message["state"] for message in told["messages"]]
+
+    with ring.connection("n1") as connection:
+        connection.channel().queue_declare("tx record", durable=True, arguments=arguments)
+    attempt("one", "1")
+    attempt("one", "1")
+    assert state("one") == ("queued", ["duplicate", "queued"])
+    attempt("two", "2")
+    for message_id in ("two", "three"):
+        with pytest.raises(ChannelClosedByBroker, match="is full"):
+            attempt(message_id, "3")
+    assert state("two") == ("queued", ["aborted", "queued"])
+    assert state("three") == ("aborted", ["aborted"])
+    with ring.connection("n1") as connection:
+        connection.channel().queue_delete("tx record")
 
 
 @pytest.mark.parametrize("epoch", [-1, "7", True, None], ids=str)

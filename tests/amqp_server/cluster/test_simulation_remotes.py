@@ -1,5 +1,5 @@
-"""Streams of whole nodes whose old segments go to an object store, under seeded chance; and bugs that these
-runs find.
+"""Streams of whole nodes whose old segments go to an object store, under seeded chance; bugs that these runs
+find; and scenes of their own.
 """
 
 from __future__ import annotations
@@ -9,16 +9,22 @@ from typing import Any
 
 import pytest
 
+from amqp_server.broker.declared.operations import SetMembers
 from amqp_server.streams.members.segments import MemberSegments
+from amqp_server.streams.remote_host import StreamRemoteHost
 from persistence.streams.remote import manifest
 from persistence.streams.remote.manifest import Manifest, Range
+from persistence.streams.remote.objects import Unavailable
 from persistence.streams.remote.reading import TieredReader
-from persistence.streams.remote.table import Find
+from persistence.streams.remote.table import Find, is_table_file
 from persistence.streams.segment import Read
 from stream_tables.work import Tables
 from tests import seeds
 from tests.amqp_server.cluster.simulation import streams
+from tests.amqp_server.cluster.simulation.node import RemoteJobs
 from tests.amqp_server.cluster.test_simulation_streams import ABANDONED, Mutation, collected
+from tests.amqp_server.cluster.test_stream_beginnings import StreamScene
+from tests.stores.objects import SimulatedObjects
 from tests.turns import Violation
 
 #: For each test here.
@@ -96,3 +102,66 @@ def test_planted_bugs_are_found(mutation: Mutation, monkeypatch: pytest.MonkeyPa
         except (Violation, AssertionError):
             return
     pytest.fail("nothing was found")
+
+
+class TableScene(StreamScene):
+    """A stream that goes to an object store, as a table too."""
+
+    def __init__(self, names: str = "abc") -> None:
+        self.objects = SimulatedObjects()
+        super().__init__(names, arguments={"x-stream-remote": "archive", "x-stream-table": "parquet"})
+
+    def settle(self) -> None:
+        for node in self.nodes.values():
+            node.stores["archive"] = self.objects
+        super().settle()
+
+    @property
+    def files(self) -> list[str]:
+        return [key for key in self.objects.objects if is_table_file(key)]
+
+
+@pytest.mark.parametrize("held", ["table", "write"])
+def test_a_new_leader_goes_on_though_nothing_is_published(
+    held: str, monkeypatch: pytest.MonkeyPatch, hand: None
+) -> None:
+    """The last leader had not written the files, or not uploaded the segments."""
+    with monkeypatch.context() as patches:
+        patches.setattr(RemoteJobs, held, lambda self, job, done: None)
+        scene = TableScene()
+        for _ in range(20):
+            scene.confirmed(20)
+        scene.settle()
+    assert not scene.files and bool(scene.objects.objects) == (held == "table")
+    scene.crash(scene.nodes["a"])
+    scene.settle()
+    scene.ticks(100)
+    leader = scene.leading(scene.host("b").queue_id)
+    assert leader is not None
+    tier = scene.host(leader.replicas.node).tier
+    assert len(scene.files) == len(tier.ranges) > 2
+
+
+def test_a_member_that_moves_away_takes_its_alarm_with_it(
+    monkeypatch: pytest.MonkeyPatch, hand: None
+) -> None:
+    def refuse(self: Tables, job: Find) -> int:
+        raise Unavailable("no catalog")
+
+    with monkeypatch.context() as patches:
+        patches.setattr(Tables, "_find", refuse)
+        scene = TableScene("abcd")
+        alarms: list[str] = []
+        scene.host("a")._services.remotes._on_tables = alarms.append
+        for _ in range(20):
+            scene.confirmed(20)
+        scene.settle()
+        queue_id = scene.host("a").queue_id
+        assert alarms and "no catalog" in alarms[-1]
+        scene.propose("b", SetMembers("/", "s", queue_id, tuple("bcd"), "b"))
+        scene.settle()
+    scene.ticks(100)
+    assert isinstance(scene.host("a"), StreamRemoteHost) and alarms[-1] == ""
+    leader = scene.leading(queue_id)
+    assert leader is not None
+    assert len(scene.files) == len(scene.host(leader.replicas.node).tier.ranges) > 2

@@ -203,6 +203,21 @@ def test_what_is_in_the_records_of_a_snapshot_that_is_behind_them_is_answered_as
     scene.finish()
 
 
+def test_an_exclusive_queue_goes_though_it_comes_after_its_client_has_gone() -> None:
+    scene = Scene()
+    scene.lead("a")
+    client, other = scene.client("b"), scene.client("c")
+    client.declare("own/b")
+    client.node.end_turn()
+    assert not client.queue_id("own/b")
+    client.node.turn.run(client.session.lost)
+    scene.ticks(4)
+    scene.settle()
+    assert not other.queue_id("own/b")
+    scene.declare(other, "own/b")
+    scene.finish()
+
+
 def test_a_member_is_let_go_only_by_the_leader() -> None:
     """A node that joins the queue at the same time does not know yet that the node which leaves is still
     needed.

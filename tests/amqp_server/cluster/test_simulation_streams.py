@@ -25,6 +25,7 @@ from amqp_server.streams.members.host import StreamMemberHost
 from amqp_server.streams.members.replica import StreamReplica
 from persistence.streams import compaction
 from persistence.streams.log import Lost
+from persistence.streams.retention import outdated
 from quorum_queue.batch_order import BatchOrder
 from quorum_queue.cluster.replicas import Replicas
 from quorum_queue.raft.leading import Leadership
@@ -97,8 +98,8 @@ def own_retention(self: StreamMemberHost) -> None:
     """Every member deletes segments by its own count, and tells nobody."""
     if self._trims or self.ended:
         return
-    count = len(self._log.segments) - 1
-    if count > 2 and self._limits.max_bytes is not None:
+    count = outdated(self._log.segments, self._limits, self._services.queue_time.now_ms())
+    if count:
         self._trims = True
         self._services.store.write(lambda: self._log.trim(count), self._has_trimmed)
 
@@ -232,9 +233,9 @@ MUTATIONS = [
     Mutation("a snapshot beyond the segments", StreamMemberHost, "covered", to_the_end, 14),
     Mutation("a batch is taken twice", BatchOrder, "take", any_batch, 2),
     Mutation("damages are passed over", Filling, "miss", as_it_is),
-    Mutation("retention of each member's own", StreamMemberHost, "_retain", own_retention, 8),
-    Mutation("retention deletes what a snapshot needs", StreamMemberHost, "_retain", one_more, 9),
-    Mutation("retention before its entry", StreamMemberHost, "_retain", before_its_entry, 17),
+    Mutation("retention of each member's own", StreamMemberHost, "_retain", own_retention),
+    Mutation("retention deletes what a snapshot needs", StreamMemberHost, "_retain", one_more),
+    Mutation("retention before its entry", StreamMemberHost, "_retain", before_its_entry),
     Mutation("nothing is fetched from others", Filling, "_ask", nothing_is_asked),
     Mutation("an entry counts before it is synced", Replicas, "write", unsynced, 5),
     Mutation("deleted partitions go on", VHost, "_close_host", stays_open),

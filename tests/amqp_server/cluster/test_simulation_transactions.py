@@ -8,12 +8,17 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import msgspec
 import pytest
 
+from amqp_server.broker.open_transactions import OpenTransactions
 from amqp_server.channel.transactions.prepared_commit import PreparedCommit
 from amqp_server.cluster.coordinator.decisions import Decision, Decisions
 from amqp_server.cluster.coordinator.transactions import Transactions
+from amqp_server.streams.members.entries import COMMIT, PEND
+from amqp_server.streams.members.parts import StreamParts
 from quorum_queue.machine.machine import _APPLY, ENQUEUES, Machine
+from quorum_queue.machine.parts import READY, Part
 from quorum_queue.machine.snapshots import records, snapshot
 from tests import seeds
 from tests.amqp_server.cluster.simulation import transactions
@@ -37,6 +42,7 @@ def test_seeds_and_what_they_reach() -> None:
         "refused 406": 90, "refused 506": 108, "crashes": 90, "partitions": 18, "nodes are upgraded": 12,
         "a node that commits crashes": 12, "a node that commits is cut off": 9, "the nodes are cut in two": 12,
         "another node crashes": 9, "links break while parts are handed out": 15,
+        "RaiseEpoch": 60, "commits of producers that are shut out": 12,
     }  # fmt: skip
     assert {name: seen[name] for name in least if seen[name] < least[name]} == {}, seen
 
@@ -55,6 +61,7 @@ _pend: Any = Machine._pend
 _take: Any = Decisions.take
 _resolve: Any = Machine._resolve
 _prepare: Any = Machine._prepare
+_take_step: Any = StreamParts.take
 
 
 def answers_at_once(
@@ -125,10 +132,51 @@ def takes_all(self: Machine, part: Any) -> bool:
     return True
 
 
+def shuts_out_nobody(self: Decisions, decision: Decision) -> bool:
+    """The commit of an earlier start of a producer is decided like any other."""
+    return bool(_take(self, msgspec.structs.replace(decision, producer="")))
+
+
+def ends_nothing(self: OpenTransactions, key: str, epoch: int) -> None:
+    """A producer has begun again, and what its earlier starts left open stays open."""
+
+
+def applied_again(self: Machine, meta: Any, command: Any, effects: Any) -> None:
+    """A queue keeps a part that has taken effect: when it is told the decision again, its messages come
+    again.
+    """
+    part, again = self.parts.by_id.get(command[1]), Part(command[1], meta.now_ms)
+    if part is not None and command[2]:
+        again.prepared, again.participants = True, part.participants
+        for run, names in part.enqueued:
+            for index, single in enumerate(run.singles()):
+                again.add_messages(single, None if names is None else [names[index]])
+    _resolve(self, meta, command, effects)
+    if again.count:
+        self.parts.put(again)
+
+
+def appended_again(self: StreamParts, step: Any) -> Any:
+    """A stream keeps a part that has taken effect."""
+    part = self.by_id.get(step.transaction)
+    taken = _take_step(self, step)
+    if part is not None and step.kind == COMMIT:
+        self.by_id[step.transaction] = part
+    return taken
+
+
+def appended_at_once(self: StreamParts, step: Any) -> Any:
+    """Messages are in the stream as soon as they come."""
+    if step.kind != PEND:
+        return _take_step(self, step)
+    _take_step(self, msgspec.structs.replace(step, appends=[]))
+    return READY, step.appends
+
+
 MUTATIONS = [
     Mutation("answered before it is decided", Transactions, "decide", answers_at_once),
     Mutation("a snapshot drops a part", snapshot, "_stored_part", without_parts),
-    Mutation("a later decision stands", Decisions, "take", last_one_stands, 40),
+    Mutation("a later decision stands", Decisions, "take", last_one_stands, 80),
     Mutation("a decision is forgotten with the first answer", Decisions, "answered", forgets_at_once),
     Mutation("a part is seen early", _APPLY, "pend", seen_at_once),
     Mutation("acks of an abort count", _APPLY, "resolve", twice),
@@ -136,6 +184,11 @@ MUTATIONS = [
     Mutation("a leader rolls back by itself", Transactions, "_look_at_part", asks_nobody),
     Mutation("in doubt it is committed", PreparedCommit, "_decided", commits_when_in_doubt),
     Mutation("a full queue takes a part of its part", Machine, "_has_room_for_parts", takes_all),
+    Mutation("a producer that is shut out commits late", Decisions, "take", shuts_out_nobody),
+    Mutation("what a producer that is shut out left open stays", OpenTransactions, "shut_out", ends_nothing),
+    Mutation("a commit takes effect twice", _APPLY, "resolve", applied_again),
+    Mutation("a stream appends a part twice", StreamParts, "take", appended_again),
+    Mutation("a part of a stream is seen early", StreamParts, "take", appended_at_once),
 ]
 
 

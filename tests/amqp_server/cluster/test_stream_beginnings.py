@@ -71,6 +71,8 @@ class Reader:
         self.offsets += offsets_of(reader, count)
         reader.skip(count)
 
+    def passed(self, offset: int) -> None: ...
+
     def began(self, offset: int) -> None: ...
     def let_go(self) -> None: ...
 
@@ -79,10 +81,12 @@ class Reader:
 
 
 class StreamScene(Scene):
-    def __init__(self, names: str = "abc", members: str = "abc") -> None:
+    def __init__(
+        self, names: str = "abc", members: str = "abc", arguments: dict[str, object] | None = None
+    ) -> None:
         super().__init__(names)
         record = QueueRecord(
-            *("/", "s", 0, False, encoded({"x-queue-type": "stream"})),
+            *("/", "s", 0, False, encoded({"x-queue-type": "stream"} | (arguments or {}))),
             type="stream",
             members=tuple(members),
             leader="a",

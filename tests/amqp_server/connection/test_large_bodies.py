@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import tracemalloc
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import hypothesis.strategies as st
@@ -76,6 +77,22 @@ def test_messages_of_two_channels_are_whole(cuts: list[list[int]], order: object
         if isinstance(answer, Delivery):
             found[channel].append(answer.body)
     assert found == wanted
+
+
+@pytest.mark.parametrize("reads", [1, 7, 100_000])
+@pytest.mark.parametrize("before", [(), (1,), (2,), (1, 2), (2, 1)])
+def test_frames_of_two_channels_come_in_any_order(before: tuple[int, ...], reads: int) -> None:
+    """All messages have equal headers, and those before have shown them to the scanner."""
+    for firsts in combinations(range(6), 3):
+        peer = opened(MemoryNode())
+        first = b"".join(frame for channel in before for frame in sent(channel, 0, [1])[1])
+        framed = {channel: sent(channel, 1, [1])[1] for channel in (1, 2)}
+        data = first + b"".join(framed[1 if at in firsts else 2].pop(0) for at in range(6))
+        for at in range(0, len(data), reads):
+            peer.send(data[at : at + reads])
+        found = [(channel, answer.body) for channel, answer in peer.answers() if isinstance(answer, Delivery)]
+        wanted = [(channel, sent(channel, 0, [1])[0]) for channel in (*before, 1, 2)]
+        assert sorted(found) == sorted(wanted), firsts
 
 
 @settings(deadline=None, max_examples=50)

@@ -12,6 +12,7 @@ from pamqp import base, commands
 
 from amqp_server.broker import open_transactions
 from amqp_server.broker.open_transactions import OpenTransactions
+from amqp_server.broker.transactions import Producer
 from amqp_server.wire.frames import method_frame
 from tests.work import steps
 
@@ -216,9 +217,13 @@ class Many:
 class One:
     number = since_ms = published_count = published_bytes = settled_count = 0
     channel: Any = None
+    producer: Producer | None = None
 
     def __init__(self, many: Many) -> None:
         self._many = many
+
+    def why_shut_out(self) -> None:
+        return None
 
     def participants(self) -> list[str]:
         return []

@@ -105,6 +105,8 @@ class ManagedNode(MemoryNode):
 
     def shovels(self) -> None: ...
 
+    def counted_before(self, node: str) -> None: ...
+
     async def barrier(self) -> None:
         self.sync()
         self.settled.append(list(self.broker.vhost("/").queues))

@@ -348,6 +348,24 @@ async def test_an_answer_in_parts(nursery: trio.Nursery) -> None:
     assert await asking.ask("b", b"q") == [b"q0", b"q1", b"q2"]
 
 
+async def test_a_question_waits_for_a_node_that_answers_soon(nursery: trio.Nursery) -> None:
+    asking, answering, _ = pair()
+    with pytest.raises(Unanswered):
+        await asking.ask("b", b"q")
+    answering.answers_soon()
+    answers: list[list[bytes]] = []
+
+    async def ask() -> None:
+        answers.append(await asking.ask("b", b"q"))
+
+    nursery.start_soon(ask)
+    await trio.testing.wait_all_tasks_blocked()
+    assert not answers
+    nursery.start_soon(answering.run, three_parts)
+    await trio.testing.wait_all_tasks_blocked()
+    assert answers == [[b"q0", b"q1", b"q2"]]
+
+
 async def test_nobody_waits_for_ever(autojump_clock: trio.testing.MockClock, nursery: trio.Nursery) -> None:
     asking, answering, links = pair()
     links.mute = True

@@ -27,6 +27,32 @@ async def payloads(client: Any, queue: str) -> list[str]:
     return [each["payload"] for each in (await client.post(f"queues/%2F/{queue}/get", json=ASK)).json()]
 
 
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("ackmode", ["ack_requeue_true", "reject_requeue_true"])
+async def test_who_looks_by_get_brings_no_message_nearer_to_its_delivery_limit(
+    connect: Connect, kind: str, ackmode: str
+) -> None:
+    client = connect("admin")
+    limit = {"x-delivery-limit": 2} if kind == "quorum" else {}
+    await client.put("queues/%2F/q", json={"durable": True, "arguments": {"x-queue-type": kind, **limit}})
+    await fill(client, "q", *"abc")
+    for _ in range(5):
+        looked = (await client.post("queues/%2F/q/get", json=ASK | {"count": 2, "ackmode": ackmode})).json()
+        assert [each["payload"] for each in looked] == ["a", "b"]
+    assert looked[0]["redelivered"] is True
+
+
+@pytest.mark.parametrize("kind", ["classic", "quorum"])
+@pytest.mark.parametrize("retries", ["returned", "failed", "all"])
+async def test_who_looks_by_get_makes_no_message_wait(connect: Connect, kind: str, retries: str) -> None:
+    client = connect("admin")
+    later = {"x-queue-type": kind, "x-delayed-retry-type": retries, "x-delayed-retry-min": 60_000}
+    await client.put("queues/%2F/q", json={"durable": True, "arguments": later})
+    await fill(client, "q", *"abc")
+    for _ in range(3):
+        assert await payloads(client, "q") == ["a", "b", "c"]
+
+
 @pytest.mark.parametrize("delivery_mode", [1, 2])
 async def test_messages_are_moved_in_order(connect: Connect, node: ManagedNode, delivery_mode: int) -> None:
     client = connect("admin")
@@ -67,6 +93,33 @@ async def test_what_the_other_queue_refuses_stays(connect: Connect, node: Manage
     answer = await client.post("queues/%2F/old/move", json={"destination": "new"})
     assert answer.json() == {"moved": 2, "refused": 3}
     assert (await payloads(client, "old"), await payloads(client, "new")) == (["c", "d", "e"], ["a", "b"])
+
+
+@pytest.mark.parametrize("how", ["move", "redrive"])
+async def test_what_stays_is_no_nearer_to_its_delivery_limit(
+    connect: Connect, node: ManagedNode, how: str
+) -> None:
+    client = connect("admin")
+    dead = {"x-queue-type": "quorum", "x-delivery-limit": 1, "x-delayed-retry-type": "all"}
+    await client.put(
+        "queues/%2F/dead", json={"durable": True, "arguments": dead | {"x-delayed-retry-min": 60_000}}
+    )
+    letters = {"x-dead-letter-exchange": "", "x-dead-letter-routing-key": "dead"}
+    full = {"x-max-length": 1, "x-overflow": "reject-publish"}
+    await client.put("queues/%2F/own", json={"durable": True, "arguments": letters | full})
+    await fill(client, "own", "a", delivery_mode=2)
+    await client.post("queues/%2F/own/get", json=ASK | {"ackmode": "reject_requeue_false"})
+    await fill(client, "own", "in its way", delivery_mode=2)
+    for _ in range(3):
+        body = {"destination": "own"} if how == "move" else {}
+        told = (await client.post(f"queues/%2F/dead/{how}", json=body)).json()
+        assert told["moved"] == 0
+        assert node.ready("dead") == 1
+    await client.delete("queues/%2F/own/contents")
+    assert (await client.post(f"queues/%2F/dead/{how}", json=body)).json()["moved"] == 1
+    (back,) = (await client.post("queues/%2F/own/get", json=ASK)).json()
+    counts = {"x-acquired-count", "x-delivery-count"} & back["properties"]["headers"].keys()
+    assert (back["payload"], counts) == ("a", set())
 
 
 async def test_carbon_copies_and_user_ids_are_not_looked_at_again(

@@ -324,6 +324,7 @@ def test_the_next_uri_is_taken_and_a_broker_that_comes_back(
     publish(channel, wanted[1_000:])
     other.start()
     eventually(lambda: count(channel, "a") == 0, 30)
+    eventually(lambda: status(vhost)["pending"] == 0)
     connection = pika.BlockingConnection(pika.URLParameters(at))
     # Each message is there once. Messages that were confirmed when the shovel was killed may be there twice.
     assert set(bodies(connection.channel(), "there")) == set(wanted)

@@ -1069,3 +1069,31 @@ def test_many_gaps_do_not_move_the_lists_of_a_member_once_each(
     )
     back = worked(node, peer)[0]
     assert offsets(back) == ([*range(1, 100, 2)] if end == "nack" else []) and not taken
+
+
+@pytest.mark.parametrize("more", [0, 3])
+def test_what_is_lost_at_the_end_of_a_stream_is_no_lag(node: StreamNode, peer: Peer, more: int) -> None:
+    """A damaged segment is the last one that has messages: none behind it shows the gap."""
+    filled(node, peer)
+    for start in (10, 20, 30):
+        publish(peer, bodies(10, start))
+        node.work()
+    segments = sorted(path for path, data in node.files.now.items() if path.suffix == ".segment" and data)
+    last = node.files.now[segments[-1]]
+    last[:] = bytes(len(last))
+    node.files.synced[segments[-1]] = bytes(last)
+    node.restart()
+    peer = opened(node)
+    consume(node, peer)
+    there = offsets(worked(node, peer)[0])
+    assert there == [*range(len(there))] and 0 < len(there) < 40
+    tell(peer, commands.Basic.Ack(0, multiple=True))
+    node.work()
+    assert host(node).ready_count == 0
+    assert committed(node) == [40]
+    node.restart()
+    assert committed(node) == [40]
+    peer = opened(node)
+    consume(node, peer)
+    publish(peer, bodies(more, 40))
+    assert offsets(worked(node, peer)[0]) == [*range(40, 40 + more)]

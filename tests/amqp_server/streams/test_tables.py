@@ -222,6 +222,25 @@ def test_a_file_in_progress_does_not_stay_of_a_deleted_stream(node: TableNode) -
     assert node.store_objects.objects == {}
 
 
+def test_a_deleted_stream_has_no_alarm(node: TableNode) -> None:
+    peer = with_table(node)
+    node.stores.tables = refuse
+    fill(node, peer, 0, 30)
+    assert node.table_alarm
+    jobs: list[tuple[Job, Callable[[Outcome[int]], None]]] = []
+    node.stores.table = lambda job, done: jobs.append((job, done))  # type: ignore[method-assign]
+    pass_minutes(node, 2)
+    ((job, done),) = jobs
+    assert isinstance(job, Find)
+    peer.call(1, commands.Queue.Delete(queue="s"))
+    node.work()
+    assert node.table_alarm == ""
+    # A job in progress fails when the stream is gone.
+    node.turn.run(done, capture(refuse, job))
+    pass_minutes(node, 2)
+    assert node.table_alarm == "" and len(jobs) == 1
+
+
 def test_a_policy_begins_and_ends_a_table(node: TableNode) -> None:
     peer = opened(node)
     declare(peer)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 from tests.model import damage
 from tests.model.drawing.clients import LEASE_MS, SHORT_MS, STUCK_MS
 from tests.model.drawing.declarations import Declarations
 from tests.model.programs import Step
+
+#: Messages of a group that stay unacked, each between acked ones: more than GAPS_MAX of the brokers.
+SCATTERED = 20
 
 
 class Moments(Declarations):
@@ -48,6 +52,9 @@ class Moments(Declarations):
             out.append((self.chance.randint(0, count), self._names))
         if row["retention"] == "yes":
             out.append((self.chance.randint(0, count), self._much))
+        if self.kind == "group" and row["compaction"] == row["retention"] == "no":
+            at = random.Random(f"scattered {self.seed}").randint(0, count)
+            out.append((at, self._scattered))
         if row["timeout"] == "consumer" and not self.log:
             out += [(self.chance.randint(0, count), self._stuck) for _ in range(2)]
         if row["producer"] == "epochs":
@@ -172,6 +179,52 @@ class Moments(Declarations):
         for _ in range(4):
             messages = [self._message() for _ in range(10)]
             self.add("publish", client=0, channel=2, exchange="", key="s", messages=messages, wait=True)
+
+    def _scattered(self) -> None:
+        """The member of a group of its own acks every second message, so that its partition has more gaps
+        than the group keeps: it gets nothing new until it has acked some, or has given them back.
+        """
+        chance = random.Random(f"scattered acks {self.seed}")
+        log = "s-0" if self.row["exchange"] == "super" else "s"
+        member: Step = {"client": chance.choice([0, 1]), "channel": 16}
+
+        def joins() -> None:
+            self.tags += 1
+            self.add("qos", **member, count=0)
+            self.add("consume", **member, queue="gaps", tag=f"c{self.tags}")
+
+        def publish(count: int) -> None:
+            messages = [self._plain() for _ in range(count)]
+            self.add("publish", client=0, channel=2, exchange="", key=log, messages=messages, wait=True)
+
+        arguments = {"x-stream": log, "x-stream-offset": chance.choice(["first", "next"])}
+        self.add("declare", client=0, channel=3, queue="gaps", kind="stream-group", arguments=arguments)
+        joins()
+        publish(2 * SCATTERED)
+        self.add("settle", **member, how="ack", count=0, every=2)
+        publish(3)
+        self.add("wait", ms=60)
+        end = chance.choice(["ack", "ack", "requeue", "channel", "cancel", "node"])
+        if end == "requeue":
+            self.add("settle", **member, how="requeue", multiple=True, count=0)
+            self.add("wait", ms=60)
+        elif end == "channel":
+            self.add("close", client=member["client"], how="channel", channel=member["channel"])
+            joins()
+        elif end == "cancel":
+            self.add("cancel", **member, tag=f"c{self.tags}")
+            joins()
+        elif end == "node" and self.nodes == 1 and self.row["fault"] in ("kill", "restart"):
+            self.add("fault", kind=self.row["fault"], node="n1", vouch=True, queue=self.hit, by_s=0)
+            joins()
+        publish(1)
+        self.add("wait", ms=60)
+        if chance.random() < 0.8:
+            self.add("settle", **member, how="ack", multiple=True, count=0)
+
+    def _plain(self) -> dict[str, Any]:
+        self.number += 1
+        return {"number": self.number, "size": 10, "persistent": True}
 
     def _retry(self) -> None:
         """A message is rejected, comes back from the dead-letter exchange, and is rejected again."""

@@ -33,7 +33,7 @@ class Faults(Transactions):
         if kind not in self.broker.faults or (self.hit and kind not in ("transfer", "entry")):
             self.skipped += 1
             return
-        if self.model.broker.nodes == 1:
+        if len(self.broker.names) == 1:
             self._strike_alone(kind, node, step)
         else:
             self._strike(kind, node, step)
@@ -302,6 +302,7 @@ class Faults(Transactions):
         self._until("it has not failed", lambda: self._trigger(queue) or self._has_failed(queue, node))
         self.broker.plant("", node)
         self._until("it is not back", lambda: not self._has_failed(queue, node))
+        queue.failed_at = self.model.step
 
     def _has_failed(self, queue: Queue | Log, node: str) -> bool:
         return queue.name in self.broker.failed(self.name, node)
@@ -327,7 +328,7 @@ class Faults(Transactions):
             time.sleep(0.02)
 
     def _do_heal(self, step: Step) -> None:
-        if self.model.broker.nodes == 1 or not self.model.troubled:
+        if len(self.broker.names) == 1 or not self.model.troubled:
             self.broker.heal()
             return
         if self.moved_from:

@@ -14,7 +14,7 @@ from tests.model.judging.requests import OWN, message_of
 from tests.model.programs import Step
 from tests.model.spec.channels import Channel
 from tests.model.spec.messages import Message, Presence
-from tests.model.spec.promises import Broken
+from tests.model.spec.promises import PRECONDITION_FAILED, Broken
 from tests.model.spec.publishing import RETRY
 from tests.model.spec.queues import Queue
 
@@ -37,6 +37,27 @@ class Messages(Declaring):
                 break
         client.write(b"".join(data))
         self._arrived(number, channel)
+        if channel.transactional and channel.producer is not None and not channel.closing:
+            self._end_earlier_starts(channel)
+
+    def _end_earlier_starts(self, channel: Channel) -> None:
+        """What earlier starts of a producer have left open is rolled back, and their channels are closed."""
+        for number, session in self.sessions.items():
+            for other in list(session.channels.values()):
+                if other is channel or not (other.tx_publishes or other.tx_settles):
+                    continue
+                _, perhaps = self.model.epochs.shut_out(other)
+                if not perhaps:
+                    continue
+                if self.hit or channel.may_close or not channel.is_later_than(other):
+                    other.may_close.add(PRECONDITION_FAILED)
+                    continue
+                other.closing.add(PRECONDITION_FAILED)
+                # What comes back may be delivered to others as soon as it is closed.
+                client = self.clients[number]
+                arrived = self._await(client, other.number, commands.Channel.Close)
+                if arrived is not None:
+                    self._event(client, arrived)
 
     def _arrived(self, number: int, channel: Channel) -> None:
         """Without confirms, an answer behind the publishes says that they are there."""
@@ -118,6 +139,8 @@ class Messages(Declaring):
             if step.get("count")
             else tags
         )
+        # Every second one, for example.
+        chosen = chosen[:: step.get("every", 1)]
         if not chosen:
             return
         multiple = step.get("multiple", False)

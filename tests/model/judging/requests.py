@@ -80,6 +80,9 @@ class Requests:
         if full and self.model.broker.nodes == 1:
             raise Broken(f"client {number} may connect, and {len(self.sessions)} of {limit} are there")
         self.clients[number] = client
+        if self.model.broker.nodes > len(self.broker.names) == 1:
+            # Which of its processes has the client is not known: perhaps each client is at another one.
+            place = f"{place}, client {number}"
         self.sessions[number] = Session(number, self.users[name], place)
         return client
 
@@ -139,7 +142,7 @@ class Requests:
             if spec is not None and code in (NOT_FOUND, RESOURCE_ERROR) and self._lease_ended():
                 self.model.close_channel(spec)
                 return None
-            if code not in promise.codes and not (spec and code in spec.closing):
+            if code not in promise.codes and not (spec and code in spec.closing | spec.may_close):
                 raise Broken(
                     f"{name} was refused with {code} {method.reply_text} where {_words(promise.codes)} is right"
                 )
@@ -223,7 +226,7 @@ class Requests:
             if method.reply_code not in channel.closing | channel.may_close:
                 raise Broken(f"channel closed with {method.reply_code} {method.reply_text}")
             channel.closing.clear()
-            self.model.close_channel(channel)
+            self.model.channel_closed(channel)
         elif not isinstance(method, commands.Channel.CloseOk):
             raise Broken(f"unexpected {method.name}")
 

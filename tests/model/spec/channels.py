@@ -96,6 +96,12 @@ class Channel:
     def lane(self) -> str:
         return f"{id(self.session)}-{self.number}"
 
+    def is_later_than(self, other: Channel) -> bool:
+        """True if the same producer has begun again on this channel."""
+        if self.producer is None or other.producer is None:
+            return False
+        return self.producer[0] == other.producer[0] and self.producer[1] > other.producer[1]
+
 
 @dataclass
 class Delivered:

@@ -46,6 +46,14 @@ class Consuming(Topology):
         for reader in channel.readers.values():
             reader.over = True
 
+    def channel_closed(self, channel: Channel) -> None:
+        """The broker has closed the channel: what it held may still be on its way back to other nodes."""
+        held = [*channel.unacked.values(), *(held for _, _, held in channel.tx_settles)]
+        self.close_channel(channel)
+        for each in held:
+            if self.broker.nodes > 1 and each.copy is not None and not each.copy.gone:
+                each.copy.presence = min(each.copy.presence, Presence.COMING)
+
     @staticmethod
     def _come_back_unseen(queue: Queue) -> None:
         """Nobody has waited for what need not be there: it may have been on its way to one that is gone."""
@@ -330,6 +338,8 @@ class Consuming(Topology):
             raise Broken(f"{queue.name}: {copy} has no x-death where {copy.deaths} is right")
         self._check_returns(queue, copy, delivered)
         self._check_tag(channel, delivered.tag)
+        if queue.kind == "stream-group":
+            copy.offset = int(delivered.headers["x-stream-offset"])
         copy.safe = False
         if no_ack:
             copy.leave(self.step)

@@ -149,6 +149,8 @@ class Copy:
     repeated: bool = False
     #: It expired when the policy of its queue changed, before or after that.
     vague: bool = False
+    #: Its offset in the stream that a group reads, once a client has seen it.
+    offset: int = -1
     #: Keys and exchange of the copy, which dead-lettering changes.
     exchange: str = ""
     key: str = ""

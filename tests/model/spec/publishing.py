@@ -13,6 +13,7 @@ from tests.model.spec.promises import (
     NOT_FOUND,
     OK,
     PRECONDITION_FAILED,
+    RESOURCE_ERROR,
     Broken,
     Promise,
     nothing,
@@ -26,6 +27,8 @@ from tests.model.spec.streams import Log
 RETRY = "amq.mqd.retry"
 
 
+#: A queue whose copy has failed starts again within so many steps.
+FAILED_STEPS = 2
 #: A commit of more messages than this may last so long.
 LARGE, LARGE_S = 50, 1.0
 
@@ -342,6 +345,9 @@ class Publishes(Consuming):
             # Nothing of it happens, and the channel is closed.
             return refused(PRECONDITION_FAILED)
         codes = {OK, PRECONDITION_FAILED} if perhaps else {OK}
+        if self._has_just_failed(channel):
+            # The queue moves to another host at that moment: nothing of it happens.
+            codes.add(RESOURCE_ERROR)
         publishings = []
         self.lasts_s = LARGE_S if len(channel.tx_publishes) > LARGE else 0.0
         for message, targets, choice, mandatory in channel.tx_publishes:
@@ -357,7 +363,7 @@ class Publishes(Consuming):
                 channel.returns.append(publishing)
         channel.tx_publishes, self.lasts_s = [], 0.0
         whole = self.broker.nodes > 1 or perhaps
-        doubted = whole and PRECONDITION_FAILED in codes
+        doubted = whole and not codes.isdisjoint((PRECONDITION_FAILED, RESOURCE_ERROR))
         if OK not in codes and self.broker.nodes > 1:
             channel.unacked |= {tag: held for _, tag, held in channel.tx_settles}
             channel.tx_settles = []
@@ -403,6 +409,13 @@ class Publishes(Consuming):
         return any(name in self.queues for _, names, _, _ in channel.tx_publishes for name in names) or any(
             isinstance(held.queue, Queue) for _, _, held in channel.tx_settles
         )
+
+    def _has_just_failed(self, channel: Channel) -> bool:
+        """True if the copy of one of its queues on a node has failed, and may be about to start again."""
+        names = {name for _, targets, _, _ in channel.tx_publishes for name in targets}
+        queues = [self.queues[name] for name in names if name in self.queues]
+        queues += [held.queue for _, _, held in channel.tx_settles]
+        return any(queue.failed_at >= self.step - FAILED_STEPS for queue in queues)
 
     def _is_paused(self, name: str) -> bool:
         queue = self.queues.get(name)

@@ -6,6 +6,7 @@ it is told what clients saw, says whether that may be, and learns from it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from tests.model.spec.messages import NEVER, Copy, Flag, Message, Presence, on_their_way
 from tests.model.spec.promises import Broken
 from tests.model.spec.settings import Settings
-from tests.model.spec.streams import Log
+from tests.model.spec.streams import NEVER_FAILED, Log
 
 if TYPE_CHECKING:
     from tests.model.spec.channels import Channel, Session
@@ -101,6 +102,8 @@ class Queue:
     reachable: bool = True
     #: A fault hit it: what was in flight may come later or not at all.
     shaken: bool = False
+    #: Step in which its copy on a node failed last; far back if it never did.
+    failed_at: int = NEVER_FAILED
     #: True after a kill of its node.
     past_kill: bool = False
     #: Step in which the last consumer left that did.
@@ -111,6 +114,8 @@ class Queue:
     deliveries_paused: bool = False
     publishes_paused: bool = False
     paused_at: int = -1
+    #: Partitions of a group with too many gaps, since before this step.
+    full_before: frozenset[str] = frozenset()
 
     # -- what is in it ---------------------------------------------------------------------------------------
 
@@ -491,6 +496,10 @@ class Queue:
             )
         if self.deliveries_paused and self.vhost.step > self.paused_at + (self.vhost.broker.nodes > 1):
             raise Broken(f"{self.name}: {copy} was delivered while deliveries are paused")
+        if consumer is not None and copy.offset < 0 and self._stays_full(copy.lane):
+            raise Broken(
+                f"{self.name}: {copy} came from {copy.lane}, where more than {self.vhost.broker.gaps_max} runs of messages are unacked"
+            )
         self._check_order(copy, consumer, channel, no_ack=no_ack)
         holder = (channel, consumer.tag if consumer is not None else "")
         for other in self.group_of(copy):
@@ -672,9 +681,11 @@ class Queue:
         else:
             free = any(consumer.spare for consumer in self.consumers)
         if free:
-            kept = self._lanes_that_move()
+            kept, full = self._lanes_that_move(), self._perhaps_full()
             for copy in self.line():
                 if copy.lane in kept or not self.open_for_somebody(copy):
+                    continue
+                if copy.offset < 0 and copy.lane in full:
                     continue
                 if copy.presence is not Presence.MAYBE and not copy.may_have_expired(self.vhost.now):
                     yield f"{self.name}: {copy} is ready, and a consumer waits for it"
@@ -695,9 +706,49 @@ class Queue:
             if copy.held and (id(copy) not in here or (several and copy.delivered_at <= changed))
         }
 
+    def _perhaps_full(self) -> set[str]:
+        """Partitions of a group from which a member need not get anything new: each message that somebody
+        holds may be a run of its own, since it came more often than its neighbours.
+        """
+        if self.kind != "stream-group":
+            return set()
+        held = Counter(copy.lane for copy in self.copies if copy.held)
+        return {lane for lane, count in held.items() if count > self.vhost.broker.gaps_max}
+
+    def _stays_full(self, lane: str) -> bool:
+        """True if a partition had too many gaps before this step, and nobody has settled anything since."""
+        return lane in self.full_before and not any(
+            copy.lane == lane and copy.offset >= 0 and max(copy.gone_at, copy.ready_at) >= self._lately
+            for copy in self.copies
+        )
+
+    @property
+    def _lately(self) -> int:
+        """The first step whose acks may still be on their way."""
+        return self.vhost.step - (self.vhost.broker.nodes > 1)
+
+    def _surely_full(self) -> frozenset[str]:
+        """Partitions from which no member may get anything new: more runs of messages than a group keeps are
+        held by clients. What came back comes first, and is not new.
+        """
+        if not self._perhaps_full():
+            return frozenset()
+        offsets: dict[str, list[int]] = {}
+        for copy in self.copies:
+            # An ack may not have come yet.
+            if copy.held or (copy.offset >= 0 and copy.gone_at >= self._lately):
+                offsets.setdefault(copy.lane, []).append(copy.offset)
+        back = {copy.lane for copy in self.copies if copy.ready and copy.offset >= 0}
+        return frozenset(
+            lane
+            for lane, found in offsets.items()
+            if lane not in back and runs_of(found) > self.vhost.broker.gaps_max
+        )
+
     def settle_step(self) -> None:
         """The step is over: check that what was overtaken has come, too."""
         step = self.vhost.step
+        self.full_before = self._surely_full()
         overtaken, self.overtaken = self.overtaken, []
         for copy, other in overtaken:
             if (
@@ -749,6 +800,11 @@ class Queue:
             copy.gone, copy.presence, copy.left_before = False, Presence.MAYBE, True
             copy.flag = Flag.EITHER
             copy.returns = (copy.returns[0], copy.returns[1] + 1)
+
+
+def runs_of(offsets: list[int]) -> int:
+    """Return the number of runs of offsets that follow each other."""
+    return len(set(offsets) - {offset + 1 for offset in offsets})
 
 
 def _told(copy: Copy) -> tuple[tuple[str, str, int], ...]:

@@ -34,6 +34,8 @@ class Broker:
     expires_anywhere: bool | None = True
     #: Names of offsets that a stream keeps: a further one is refused.
     names_max: int = 1000
+    #: Runs of unacked messages that a group keeps for a partition: beyond that a member gets nothing new.
+    gaps_max: int = 4096
     #: True until all nodes have been upgraded from the last release.
     old: bool = False
     #: By how much later than its end a message may be on its way to a client.

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from tests.model.spec.state import State
 
 
+#: In place of the step in which something failed.
+NEVER_FAILED = -1000
 #: What a message takes beside its body, at most, and the size of a segment of a stream with retention.
 OVERHEAD_BYTES, SEGMENT_BYTES = 250, 1500
 
@@ -124,6 +126,8 @@ class Log:
     certain: bool = True
     #: Numbers of the messages that were there before a segment was damaged.
     before_damage: set[int] | None = None
+    #: Step in which its copy on a node failed last; far back if it never did.
+    failed_at: int = NEVER_FAILED
     #: Offsets that the node says it has lost.
     lost: set[int] = field(default_factory=set)
 

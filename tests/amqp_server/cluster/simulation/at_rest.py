@@ -23,8 +23,17 @@ def check_at_rest(cluster: Cluster) -> None:
             raise Violation(f"{node.name} has not what the log says: {other}")
         _check_records(node)
         _check_counts(node)
+        _check_open_transactions(node)
     check_groups(cluster)
     _check_owners(cluster, members[0])
+
+
+def _check_open_transactions(node: SimulatedNode) -> None:
+    """A client whose transaction is shut out may be idle: what it acked is held until it hears of it."""
+    for transaction in node.broker.open_transactions.all():
+        why = transaction.why_shut_out()
+        if why is not None:
+            raise Violation(f"{node.name} has an open transaction of a producer that has begun again: {why}")
 
 
 def check_groups(cluster: Cluster) -> None:

@@ -22,6 +22,7 @@ from quorum_queue.machine import versions
 from quorum_queue.machine.machine import Machine
 from quorum_queue.machine.ready import Place
 from quorum_queue.ports import Refused
+from tests.amqp_server.cluster.simulation.messages import Transaction
 from tests.amqp_server.connection.node import CAPABILITIES, Delivery, decoded
 from tests.turns import Violation
 
@@ -322,8 +323,8 @@ class Client:
     def publish(self, name: str, count: int = 0, level: str = "") -> str:
         if self.world.levels and self._knows_levels:
             level = self.random.choice(self.world.levels)
-        headers: dict[str, Any] | None = {"x-confirm": level} if level else None
-        properties = commands.Basic.Properties(delivery_mode=2, headers=headers)
+        headers = self.headers() | ({"x-confirm": level} if level else {})
+        properties = commands.Basic.Properties(delivery_mode=2, headers=headers or None)
         queue_id = self.queue_id(name)
         bodies: list[bytes] = []
         alarms = self.node.broker.alarms
@@ -343,6 +344,13 @@ class Client:
             )
         return f"publishes {bodies} to {name}"
 
+    def headers(self) -> dict[str, Any]:
+        """Headers of its next message."""
+        return {}
+
+    def sends(self, transaction: Transaction) -> None:
+        """It sends the commit of this transaction."""
+
     @property
     def _knows_levels(self) -> bool:
         return self.node.broker.replication.version >= versions.CONFIRM_LEVELS
@@ -357,7 +365,7 @@ class Client:
             self.world.messages.committing(body, self.queue_id(name))
         acked, self.uncommitted_acks = self.uncommitted_acks, []
         if self.node.broker.transactions.available:
-            self.world.messages.commit(self.number, [body for body, _ in messages], acked)
+            self.sends(self.world.messages.commit(self.number, [body for body, _ in messages], acked))
         return self.ask("commit", messages, commands.Tx.Commit())
 
     def rollback(self) -> str:

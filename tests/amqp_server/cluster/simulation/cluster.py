@@ -328,8 +328,9 @@ class Cluster:
             # A node looks after its groups a few in each turn.
             for node in self.running:
                 for _ in range(ROUNDS):
-                    if node.turn.behind:
-                        node.end_turn()
+                    if not node.turn.behind:
+                        break
+                    node.end_turn()
             self.work_off()
             rested = 0 if self.unrest() else rested + 1
             if rested > LOOK_ROUNDS:

@@ -17,6 +17,7 @@ from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.records import QueueRecord
 from amqp_server.broker.topology.replication import Result
 from amqp_server.cluster import node as product
+from amqp_server.cluster.coordinator.decisions import Decision
 from amqp_server.cluster.membership.roster import LAST_BATCH
 from amqp_server.cluster.topology_group import (
     _ENTRY,
@@ -24,7 +25,9 @@ from amqp_server.cluster.topology_group import (
     UNSEEN,
     Catalog,
     Change,
+    Decide,
     PutNode,
+    RaiseEpoch,
     RaiseVersion,
     RemoveNode,
     Restate,
@@ -33,12 +36,14 @@ from amqp_server.cluster.topology_group import (
 )
 from quorum_queue.clock import SLEW
 from quorum_queue.machine import versions
+from quorum_queue.machine.parts import TransactionId
 from quorum_queue.ports import Refused
 from tests.amqp_server.cluster.simulation.model import Model, difference, state_of
-from tests.amqp_server.cluster.simulation.older import check_operation
+from tests.amqp_server.cluster.simulation.older import check_proposal
 from tests.turns import Violation
 
 if TYPE_CHECKING:
+    from tests.amqp_server.cluster.simulation.messages import Transaction
     from tests.amqp_server.cluster.simulation.node import SimulatedNode
 
 
@@ -74,6 +79,12 @@ class Ledger:
         self.given_up: dict[int, None] = {}
         #: Restatements by nodes whose records have such entries; one of them is taken.
         self.restated: dict[tuple[str, int, int], None] = {}
+        #: The highest epoch of each producer of transactions that the log has, and the last transaction that
+        #: each start of one has sent.
+        self.epochs: dict[str, int] = {}
+        self.sent: dict[tuple[str, int], Transaction] = {}
+        #: Transactions that the log has decided about.
+        self.decided: set[TransactionId] = set()
 
     def note(self, what: str) -> None:
         self.count[what] = self.count.get(what, 0) + 1
@@ -87,8 +98,7 @@ class Ledger:
         """A node is about to apply this entry; return whether it is the first one."""
         if data is not None and node.version != versions.NEWEST:
             for batch in _batches(data):
-                if isinstance(batch.proposal, Change):
-                    check_operation(node, operations.decode(batch.proposal.operation))
+                check_proposal(node, batch.proposal)
         if index <= self.index:
             if self.entries[index] != data:
                 raise self.fail(f"{node.name} applies another entry {index} than was applied before")
@@ -104,6 +114,8 @@ class Ledger:
     def give_up(self, index: int) -> None:
         """A node is about to apply an empty entry instead of one that was lost."""
         self.given_up[index] = None
+        # Epochs may be among what is lost.
+        self.epochs.clear()
         if index <= self.index:
             self.entries[index] = None
 
@@ -149,10 +161,10 @@ class Ledger:
             self.restated[batch.node, *place] = None
         else:
             self.note(type(batch.proposal).__name__)
-            self._change_nodes(batch.proposal)
+            self._change_others(batch.proposal)
         self.changed[batch.node, *place] = changed
 
-    def _change_nodes(self, proposal: Any) -> None:
+    def _change_others(self, proposal: Any) -> None:
         if isinstance(proposal, PutNode):
             self.model.nodes[proposal.name] = proposal.address
         elif isinstance(proposal, RaiseVersion):
@@ -160,6 +172,20 @@ class Ledger:
         elif isinstance(proposal, RemoveNode) and self.model.nodes.pop(proposal.name, None) is not None:
             # Batches that the removed node sent earlier are ignored from now on.
             self._batches[proposal.name] = self._batches.get(proposal.name, (0, 0))[0], LAST_BATCH
+        elif isinstance(proposal, RaiseEpoch):
+            self.epochs[proposal.producer] = max(proposal.epoch, self.epochs.get(proposal.producer, -1))
+        elif isinstance(proposal, Decide):
+            for decision in proposal.decisions:
+                if decision.transaction not in self.decided:
+                    self._check_producer(decision)
+                self.decided.add(decision.transaction)
+
+    def _check_producer(self, decision: Decision) -> None:
+        """A start of a producer that is shut out commits nothing, now or later."""
+        key, epoch = decision.producer, decision.epoch
+        if decision.committed and epoch < self.epochs.get(key, -1) and (key, epoch) in self.sent:
+            self.note("commits of producers that are shut out")
+            self.sent[key, epoch].shut_out = f"producer {key} of epoch {epoch}"
 
     def _check_gone(self, record: QueueRecord, operation: Any) -> None:
         """An exclusive queue goes with its owner, and any other transient queue with its node."""

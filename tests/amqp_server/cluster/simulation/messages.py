@@ -5,7 +5,8 @@ must not show the message, unless the message was on its way for long, in a tran
 alarm, and the other queue was declared later. A confirmed message is there until it was handed out, or the
 queue was purged or deleted; commit-ok confirms all messages of a transaction. A message that was rolled back
 is in no queue. Of a transaction whose commit was sent all messages come to their queues and all acked ones
-stay away, or none and all come again, whether its client ever heard of that.
+stay away, or none and all come again, whether its client ever heard of that. It is none if a later start of
+its producer was in the log before the decision.
 """
 
 from __future__ import annotations
@@ -22,9 +23,11 @@ Address = tuple[str, str]
 class Transaction:
     """What a commit was sent for: messages, and the deliveries that it acks."""
 
-    __slots__ = ("acked", "came_again", "published")
+    __slots__ = ("acked", "came_again", "published", "shut_out")
 
     def __init__(self, published: list[bytes], acked: list[bytes]) -> None:
+        #: Its producer and epoch if a later start of it was in the log before the decision, else empty.
+        self.shut_out = ""
         self.published = published
         self.acked = acked
         #: Acked messages that were handed out to others.
@@ -94,7 +97,7 @@ class Messages:
             message.queue_id = queue_id
             message.exempt = self._purging.get(queue_id, 0) > 0
 
-    def commit(self, client: int, published: list[bytes], acked: list[bytes]) -> None:
+    def commit(self, client: int, published: list[bytes], acked: list[bytes]) -> Transaction:
         """A client sends the commit of these messages and acks."""
         transaction = Transaction(published, acked)
         self.transactions.append(transaction)
@@ -105,6 +108,7 @@ class Messages:
             else:
                 # It has gone back to the queue, and another client has got it: the ack of that one counts.
                 transaction.came_again.append(body)
+        return transaction
 
     def confirmed(self, body: bytes, queue_id: int) -> None:
         """The message is confirmed; this queue has the name now."""
@@ -204,6 +208,11 @@ class Messages:
             away = [body for body in published if not self._has_come(body)]
             again = [body for body in acked if body in transaction.came_again]
             gone = [body for body in acked if body not in transaction.came_again]
+            if transaction.shut_out and (there or gone):
+                raise Violation(
+                    f"a later start had shut out {transaction.shut_out}, whose transaction has happened: "
+                    f"{there} came, and {gone} are acked"
+                )
             if (there or gone) and (away or again):
                 raise Violation(
                     f"a transaction has happened in part: {there} came and {away} did not; "

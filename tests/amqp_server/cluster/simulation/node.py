@@ -62,7 +62,7 @@ from tests.quorum_queue.cluster.levels import check_reached
 from tests.quorum_queue.cluster.network import LinkSession, Network
 from tests.stores.memory import Faults, MemoryEnvironment, MemoryTransaction
 from tests.stores.objects import PlainTables, SimulatedStores
-from tests.turns import StrictBoundary, Violation
+from tests.turns import Violation, strict_boundary
 
 if TYPE_CHECKING:
     from tests.amqp_server.cluster.simulation.clients import Client
@@ -337,7 +337,7 @@ class SimulatedNode:
         )
         self.commits = commits = SteppedCommit(self.disk, logs=True, on_full=self._disk_full)
         self.disk.open()
-        boundary = StrictBoundary()
+        boundary = strict_boundary()
         timers, journal = Timers(changed=lambda: None, boundary=boundary), Journal(self.disk)
         environment: Any = self.disk
         directory, self.incarnation = wiring.begin(environment, self.clock)

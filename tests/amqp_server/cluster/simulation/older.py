@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import TYPE_CHECKING
 
+from amqp_server.broker.declared import operations
 from amqp_server.broker.declared.operations import (
     ClearParameter,
     Operation,
@@ -17,6 +18,7 @@ from amqp_server.broker.declared.operations import (
     ProtectQueue,
     PutParameter,
 )
+from amqp_server.cluster.topology_group import Answers, Change, Decide, Proposal, RaiseEpoch
 from amqp_server.cluster.wiring import FEATURES
 from quorum_queue.cluster import frames
 from quorum_queue.machine import versions
@@ -46,12 +48,15 @@ NEEDED: dict[int, str] = {
     frames.REACHED: f"machine/{versions.CONFIRM_LEVELS}",
 }
 
-#: The version that brought these operations of the topology.
+#: The version that brought these operations of the topology, and other entries of its log.
 SINCE: dict[type, int] = {
     PutParameter: versions.PARAMETERS,
     ClearParameter: versions.PARAMETERS,
     PauseQueue: versions.PAUSES,
     ProtectQueue: versions.PAUSES,
+    Decide: versions.TRANSACTIONS,
+    Answers: versions.TRANSACTIONS,
+    RaiseEpoch: versions.TRANSACTIONS,
 }
 
 
@@ -69,9 +74,13 @@ def check_frame(node: SimulatedNode, peer: str, kind: int) -> None:
         raise Violation(f"{peer} sent {node.name} a frame of kind {kind}, which its version does not know")
 
 
-def check_operation(node: SimulatedNode, operation: Operation) -> None:
-    if SINCE.get(type(operation), versions.FIRST) > node.version:
-        raise Violation(f"{node.name}, of version {node.version}, is to apply {operation}")
+def check_proposal(node: SimulatedNode, proposal: Proposal) -> None:
+    """Check that the version of this node knows what the log brings."""
+    known: Operation | Proposal = proposal
+    if isinstance(proposal, Change):
+        known = operations.decode(proposal.operation)
+    if SINCE.get(type(known), versions.FIRST) > node.version:
+        raise Violation(f"{node.name}, of version {node.version}, is to apply {known}")
 
 
 def check_versions(node: SimulatedNode) -> None:

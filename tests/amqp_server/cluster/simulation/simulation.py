@@ -36,7 +36,7 @@ from amqp_server.broker.declared.operations import (
 )
 from amqp_server.broker.declared.parameters import POLICY, ParameterRecord
 from amqp_server.broker.declared.vhosts import VhostRecord
-from amqp_server.cluster.membership.machines import machines, votes, worker_name
+from amqp_server.cluster.membership.machines import machine_of, machines, on_machine, votes, worker_name
 from amqp_server.cluster.topology_group import GROUP
 from amqp_server.cluster.wiring import FEATURES
 from quorum_queue.machine import versions
@@ -112,26 +112,29 @@ class Simulation(Cluster):
             self.settle()
 
     def begin_older(self, random: Random) -> None:
-        """All nodes, or some of them, are of the same older version. They are
-        upgraded one after the other.
-        """
+        """All machines, or some, have the same older version. They are upgraded one after the other."""
         version = random.choice((versions.FIRST, random.randrange(versions.FIRST, versions.NEWEST)))
-        some = random.sample(self.names, random.randrange(1, len(self.names)))
+        all_machines = list(dict.fromkeys(map(machine_of, self.names)))
+        some = random.sample(all_machines, random.randrange(1, len(all_machines)))
         begin = random.randrange(self.steps // 2)
-        for name in random.choice((self.names, some)):
-            self.nodes[name].features = older.features_of(version)
-            self.upgrades[name] = begin + random.randrange(self.steps // 4)
+        for machine in random.choice((all_machines, some)):
+            step = begin + random.randrange(self.steps // 4)
+            for name in on_machine(machine, self.names):
+                self.nodes[name].features = older.features_of(version)
+                self.upgrades[name] = step
 
     def upgrade(self, name: str) -> None:
-        """Stop the node and start it with the newest version."""
-        node = self.nodes[name]
-        del self.upgrades[name]
-        self.crash(node)
-        node.features = FEATURES
+        """Stop the node's machine, and start it with the newest version."""
+        names = on_machine(machine_of(name), self.names)
+        for each in names:
+            self.upgrades.pop(each, None)
+            self.crash(self.nodes[each])
+            self.nodes[each].features = FEATURES
         self.else_well = False
         self.note("nodes are upgraded")
-        self.log(f"{name} is upgraded")
-        self.start(node)
+        self.log(f"{names} are upgraded")
+        for each in names:
+            self.start(self.nodes[each])
         if not self.upgrades:
             self.note("the last node is upgraded")
 
@@ -140,7 +143,7 @@ class Simulation(Cluster):
             self.note("steps with nodes of two versions")
         for name in [name for name, step in self.upgrades.items() if step <= self.step]:
             # An operator who sees that a node is still to be filled would do the same.
-            if not self.wounded and not self.changing:
+            if name in self.upgrades and not self.wounded and not self.changing:
                 self.upgrade(name)
 
     def unrest(self) -> str:
@@ -535,8 +538,8 @@ class Simulation(Cluster):
             self.log("everything works again")
             self.dead.clear()
             self.doubt_all()
-            for name in list(self.upgrades):
-                self.upgrade(name)
+            while self.upgrades:
+                self.upgrade(next(iter(self.upgrades)))
             self.mend()
             self.settle()
             check_at_rest(self)

@@ -6,7 +6,7 @@ all that happened); `--seeds A:B` runs many. What must hold:
 
 - An offset has the same message on all members, and for every reader, forever.
 - A reader gets one offset after the other, whatever happens to nodes; it skips only what retention has
-  deleted.
+  deleted. A member deletes only what an entry of the log says that a majority has.
 - A confirmed message is there once; a message that was published and not confirmed is there once at most. If
   the publisher asked for the leader's confirm only, the message may be lost with this leader.
 - At rest all members have all messages from the first offset on, and the same state. Where nothing is
@@ -103,6 +103,8 @@ class StreamLedger:
         self.confirmed_stop = 0
         #: Retention has deleted everything below this offset.
         self.first = 0
+        #: Entries that a majority has say that everything below this offset is to be deleted.
+        self.outdated = 0
         self.count: dict[str, int] = {}
 
     def note(self, what: str, count: int = 1) -> None:
@@ -361,6 +363,8 @@ class Reader:
             offset += 1
         return offset
 
+    def passed(self, offset: int) -> None: ...
+
     def began(self, offset: int) -> None:
         """This reader reads for nobody else."""
 
@@ -602,6 +606,17 @@ class StreamSimulation(Cluster):
         stream.first = max(stream.first, first)
         return stream.first
 
+    def check_retention(self) -> None:
+        """Check that no member has deleted messages before a majority has the entry that says so: another
+        leader may not know of it.
+        """
+        for node, host in self.members():
+            if host.tier is None and host.log.first_kept > self.stream.outdated:
+                raise Violation(
+                    f"{node.name} has no messages before {host.log.first_kept}, and all are to have those from "
+                    f"{self.stream.outdated} on"
+                )
+
     # -- steps -----------------------------------------------------------------------------------------------
 
     def one_step(self) -> None:
@@ -650,6 +665,7 @@ class StreamSimulation(Cluster):
             self.change_weather()
         self.ack()
         self.first_offset()
+        self.check_retention()
         self.check_whole()
         if self.remote:
             self._check_present()
@@ -989,6 +1005,7 @@ class StreamSimulation(Cluster):
                     stream.see(host.replicas.node, offset, body)
                     stream.times[offset] = each.batch.time_ms
                     stream.entries.setdefault(body, host.replica.applied)
+            stream.outdated = max(stream.outdated, host.replica.first_offset)
             take(host, applied)
             if host.queue_id == self.main:
                 self.check_names(host)

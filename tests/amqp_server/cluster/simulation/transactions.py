@@ -4,7 +4,8 @@ published and a few acked, here and there, then committed or rolled back, while 
 Other simulations let little time pass while something is amiss, and no node there gives up waiting for a
 decision. Here a fault may come soon after a commit was sent, and stay for seconds. Queues then have parts
 that no node has decided about, or that are decided late; see TransactionSimulation.strike. In half of the
-runs, commits take several turns.
+runs, commits take several turns. In some, clients are producers that start again and again, and shut out
+their earlier starts.
 
 Whatever happens, each transaction has happened as a whole in the end, or not at all (see messages), and every
 queue is free of parts that nobody has decided about (see Cluster.unrest).
@@ -16,12 +17,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from math import inf
 from random import Random
-from typing import ClassVar
+from typing import Any, ClassVar
 from unittest import mock
 
 from amqp_server.channel.transactions import prepared_commit, tx
 from tests.amqp_server.cluster.simulation.clients import QUEUES, Client, Kind
 from tests.amqp_server.cluster.simulation.cluster import by_hand
+from tests.amqp_server.cluster.simulation.messages import Transaction
 from tests.amqp_server.cluster.simulation.node import SimulatedNode
 from tests.amqp_server.cluster.simulation.simulation import STEPS, Simulation
 from tests.seeds import main
@@ -45,6 +47,11 @@ STRIKES_AFTER = (0, 0, 1, 3, 8, 20, 40)
 #: For how many ticks of all clocks (50 ms) a fault stays alone, and what comes then.
 ROUNDS_OF_FAULTS = (1, 12, 30, 60)
 ROUNDS_AFTERWARDS = (0, 4, 12)
+#: Names of producers, and the share of the clients with transactions that are a start of one.
+PRODUCERS = ("billing", "shipping")
+PRODUCING = (0.0, 0.0, 0.3, 0.6)
+#: The share of the commits of producers that are followed by the next start.
+SUCCEEDED = 0.3
 
 
 class Mover(Client):
@@ -58,6 +65,30 @@ class Mover(Client):
         "tight classic": Kind(x_queue_type="classic", x_max_length=4, x_overflow="reject-publish"),
         "stream": Kind(x_queue_type="stream"),
     }
+    #: Its name and epoch, if it is a producer.
+    producer: tuple[str, int] | None = None
+
+    #: True if the broker has heard that on this channel.
+    is_named = False
+
+    def headers(self) -> dict[str, Any]:
+        if self.producer is None:
+            return {}
+        self.is_named = True
+        name, epoch = self.producer
+        return {"x-producer": name, "x-producer-epoch": epoch}
+
+    def sends(self, transaction: Transaction) -> None:
+        if self.producer is not None and self.is_named:
+            name, epoch = self.producer
+            self.world.ledger.sent[f"//{name}", epoch] = transaction
+
+    def _forget_channel(self) -> None:
+        super()._forget_channel()
+        self.is_named = False
+        if any("x-producer-epoch" in each for each in self.refusals):
+            # It goes on as somebody else.
+            self.producer = None
 
     def act(self) -> str:
         random, action = self.random, self.random.random()
@@ -113,6 +144,10 @@ class TransactionSimulation(Simulation):
         #: The node of the last commit that a fault is to follow, and the step at which it comes.
         self.struck = ""
         self.strikes_at = 0
+        #: Chooses producers. The share of the clients that are some, and how often each has started.
+        self.chance = Random(f"producers {seed}")
+        self.producing = self.chance.choice(PRODUCING)
+        self.starts = dict.fromkeys(PRODUCERS, 0)
 
     def one_step(self) -> None:
         super().one_step()
@@ -130,7 +165,9 @@ class TransactionSimulation(Simulation):
         movers = [client for client in node.clients if isinstance(client, Mover)]
         if not movers or (len(movers) < MOVERS_MAX and random.random() < 0.3):
             self.last_number += 1
-            Mover(self, node, self.last_number, "/", transactional=random.random() < 0.8)
+            mover = Mover(self, node, self.last_number, "/", transactional=random.random() < 0.8)
+            if mover.transactional and self.chance.random() < self.producing:
+                self.begin_again(mover, self.chance.choice(PRODUCERS))
         else:
             # Most of them wait for an answer most of the time.
             client = random.choice([each for each in movers if each.asked is None] or movers)
@@ -144,10 +181,29 @@ class TransactionSimulation(Simulation):
         if random.random() < 0.7:
             node.end_turn()
 
+    def begin_again(self, mover: Mover, name: str) -> None:
+        """The client is the next start of a producer."""
+        self.starts[name] += 1
+        mover.producer = name, self.starts[name]
+
+    def succeed(self, client: Mover) -> None:
+        """Another start of the producer begins, at any node, while the client waits for its commit."""
+        assert client.producer is not None
+        node = self.nodes[self.chance.choice(self.names)]
+        if not (node.alive and node.serving):
+            return
+        self.last_number += 1
+        successor = Mover(self, node, self.last_number, "/", transactional=True)
+        self.begin_again(successor, client.producer[0])
+        self.log(f"{node.name}: session {successor.number} succeeds {client.number}: {successor.transact()}")
+        node.end_turn()
+
     # -- faults after a commit -------------------------------------------------------------------------------
 
     def commit_sent(self, node: SimulatedNode, client: Client) -> None:
         """A fault may follow, at once or some steps later."""
+        if isinstance(client, Mover) and client.producer and self.chance.random() < SUCCEEDED:
+            self.succeed(client)
         handed_out = any(channel.ending is not None for channel in client.session.channels.values())
         if handed_out and self.faults.random() < self.share:
             self.note("links break while parts are handed out")
