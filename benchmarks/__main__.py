@@ -18,6 +18,7 @@ from .clusters import CLUSTERS, RabbitMQCluster
 from .installation import HERE, Installation
 from .kafka import Kafka
 from .plot import write_plot
+from .publish import OF_README
 from .pump import Pace
 from .rounds import Outcomes, take_turns
 from .scenarios import KAFKA_SCENARIOS, SCENARIOS
@@ -33,6 +34,7 @@ def arguments() -> argparse.Namespace:
         "--quick", action="store_true", help="a subset, one short round each, under two minutes"
     )
     parser.add_argument("--only", nargs="+", choices=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--of-readme", action="store_true", help="what the README's table has")
     parser.add_argument("--rounds", type=int, help="rounds per broker and scenario, at most (3; quick: 1)")
     parser.add_argument(
         "--out", type=Path, default=Path("benchmarks/results"), help="for the JSON and the plot"
@@ -59,6 +61,8 @@ def arguments() -> argparse.Namespace:
 
 def chosen(options: argparse.Namespace) -> Sequence[Scenario]:
     scenarios = KAFKA_SCENARIOS if Kafka.name in options.brokers.split(",") else SCENARIOS
+    if options.of_readme:
+        return [scenario for scenario in scenarios if scenario.name in OF_README]
     if options.only:
         return [scenario for scenario in scenarios if scenario.name in options.only]
     found = []
@@ -162,6 +166,7 @@ def conclude(
     options.out.mkdir(parents=True, exist_ok=True)
     settings = {
         "quick": options.quick,
+        "of_readme": options.of_readme,
         "rounds": options.rounds,
         "brokers": options.brokers,
         "seconds": seconds,

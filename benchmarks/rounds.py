@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import statistics
 import time
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ def _turn(
         if scenario.fresh:
             broker.restart()
         broker.settle()
+        # What one broker has left to the kernel must not be written while another is measured.
+        os.sync()
         figures = scenario.run(broker, pace)
         outcome.rounds.append(figures | {OTHERS_CORES: others.cores()})
     except FAILURES as failure:

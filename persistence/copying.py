@@ -135,12 +135,12 @@ def _frozen(pid: int, seconds: float) -> Iterator[None]:
             "the node is the first process of its container, so no process in the container can pause it: "
             "run this outside of the container, or start the container with an init (docker run --init)"
         )
+    deadline = time.monotonic() + seconds
     waker = subprocess.Popen(
         ["/bin/sh", "-c", f"sleep {seconds}; kill -CONT {pid}"],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )
-    deadline = time.monotonic() + seconds
     try:
         os.kill(pid, signal.SIGSTOP)
         while not _stands_still(pid):
@@ -148,16 +148,27 @@ def _frozen(pid: int, seconds: float) -> Iterator[None]:
                 raise CannotCopy(f"process {pid} did not pause within {seconds} s")
             time.sleep(LOOK_S)
         yield
-        if waker.poll() is not None:
+        # The child sends its signal a moment before it ends, so only the process itself says whether it
+        # stood still to the end.
+        stood_still = _end(waker) != 0 and _stands_still(pid)
+        if not stood_still and time.monotonic() < deadline:
+            raise CannotCopy(f"another program resumed process {pid} while its files were copied: try again")
+        if not stood_still:
             raise CannotCopy(
                 f"copying takes longer than {seconds} s, the limit for a pause of the node. Take a snapshot of "
                 "the file system instead, or stop the node and copy its directory then"
             )
     finally:
         os.kill(pid, signal.SIGCONT)
+        _end(waker)
+
+
+def _end(waker: subprocess.Popen[bytes]) -> int:
+    """Its status: 0 if its time was over before this call."""
+    if waker.poll() is None:
         with suppress(ProcessLookupError):
             os.killpg(waker.pid, signal.SIGKILL)
-        waker.wait()
+    return waker.wait()
 
 
 def _stands_still(pid: int) -> bool:

@@ -75,6 +75,7 @@ def test_a_plain_run_and_ci_try_the_same(tmp_path: Path) -> None:
     assert tried(tmp_path, "4", "--hypothesis-profile=fuzz")[1] != plain[1]
 
 
+@pytest.mark.long
 def test_nothing_is_kept_of_a_failure(tmp_path: Path) -> None:
     _, found = tried(tmp_path, "1")
     bad = found[30]
@@ -97,6 +98,7 @@ def test_a_long_example_is_no_failure_of_its_own(tmp_path: Path, profile: str) -
     assert not re.search(r"HypothesisWarning|FlakyFailure|BaseExceptionGroup", done.stdout), done.stdout
 
 
+@pytest.mark.long
 def test_fuzzing_runs_tests_with_examples_until_the_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "test_other.py").write_text("def test_without_examples():\n    assert False\n")
     for name in ("test_one.py", "test_two.py"):

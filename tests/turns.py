@@ -16,16 +16,18 @@ class Planted(Exception):
     """A defect that a test or a simulation has planted: only the part that it hits may fail."""
 
 
-class StrictBoundary(Boundary):
-    """Takes only planted defects for a failure of one queue or session."""
+#: What may be a failure of one queue or session; anything else is a violation.
+expected: tuple[type[Exception], ...] = (Planted,)
 
-    __slots__ = ()
-    expected: tuple[type[Exception], ...] = (Planted,)
 
-    def failed(self, unit: Unit, error: Exception) -> None:
-        if not isinstance(error, self.expected):
+def strict_boundary() -> Boundary:
+    """Return a boundary that takes only planted defects for a failure of one queue or session."""
+
+    def seen(unit: Unit, error: Exception) -> None:
+        if not isinstance(error, expected):
             raise Violation(f"{type(unit).__name__} raised {error!r}") from error
-        super().failed(unit, error)
+
+    return Boundary(seen)
 
 
 def at_once(commits: Commits, peers: Peers | None = None) -> Turn:

@@ -289,6 +289,17 @@ class MqdCluster(Cluster):
         self.mqctl(self.names[0], "cluster", "grow", name)
         return name
 
+    def join_again(self, name: str) -> None:
+        """Start a node that has left, with an empty directory."""
+        node = self._nodes[name]
+        # It has ended by itself, and its pipes are still open.
+        node.kill()
+        shutil.rmtree(node.data)
+        through = next(other for other in self.names if other != name)
+        self.mqctl(through, "cluster", "join", name, f"{HOST}:{self._listen[name]}")
+        self.restart(name)
+        wait_for(f"{name} is seen", self._formed, state=lambda: str(self._told()))
+
     def shrink(self, name: str) -> None:
         through = self.names[0]
         self.mqctl(through, "cluster", "shrink", name)

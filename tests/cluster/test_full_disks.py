@@ -18,7 +18,7 @@ from tests.cluster.links import Unsupported
 from tests.cluster.mqd import ApiFailed, MqdCluster
 from tests.cluster.nodes import wait_for
 from tests.reliability.bodies import body, number
-from tests.reliability.client import Address, Client, Confirm, Delivery
+from tests.reliability.client import Address, Client, Confirm, Delivery, Gone
 
 ROOM_BYTES = 64 << 20
 QUORUM: dict[str, Any] = {"x-queue-type": "quorum", "x-queue-leader-locator": "client-local"}
@@ -84,7 +84,11 @@ def fill(cluster: MqdCluster, client: Client) -> int:
     def alarmed() -> bool:
         nonlocal sent
         if sent < MESSAGES_MAX and not any(seen()):
-            client.send(Address("", "classic").message(body(1, BODY_BYTES)))
+            try:
+                client.send(Address("", "classic").message(body(1, BODY_BYTES)))
+            except Gone as gone:
+                running = cluster._nodes["n1"].running
+                raise AssertionError(f"{gone}; n1 runs: {running}\n{cluster.log('n1')[-3000:]}") from gone
             sent += 1
         return all(seen())
 
