@@ -4,8 +4,10 @@ last byte.
 Deletions need pages before they free any. This node's appends leave room for them; other programs do not.
 """
 
+import errno
 import logging
 import os
+import tempfile
 from pathlib import Path
 
 log = logging.getLogger("mqd.persistence")
@@ -13,6 +15,16 @@ log = logging.getLogger("mqd.persistence")
 BALLAST_BYTES = 4 * 1024 * 1024
 # The file is made again only if this much stays free beside it.
 FREE_BYTES_MIN = 16 * 1024 * 1024
+
+
+def has_room(directory: Path, size: int) -> bool:
+    """Return whether a file of this size would find its blocks. It takes them for a moment."""
+    with tempfile.TemporaryFile(dir=directory) as file:
+        try:
+            os.posix_fallocate(file.fileno(), 0, size)
+        except OSError as error:
+            return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    return True
 
 
 class Ballast:

@@ -50,7 +50,7 @@ from persistence.record import (
     unseal,
 )
 from persistence.replica_logs.tables import GroupTables, owners
-from persistence.reserved_space import Ballast
+from persistence.reserved_space import Ballast, has_room
 from persistence.transaction import Erasures, LmdbTransaction, unpack_mask
 
 log = logging.getLogger("mqd.persistence")
@@ -215,8 +215,11 @@ class LmdbStore:
             return self.guard.damaged(error)
         if isinstance(error, lmdb.MapFullError | lmdb.DiskError) or _says(error, errno.EDQUOT):
             return StorageFull(f"{self._data_file}: {error}")
-        # LMDB reports a partial write as EIO.
-        if _says(error, errno.EIO) and self._disk_free() < wanted_bytes + DISK_SLACK_BYTES:
+        # LMDB reports a partial write as EIO; how much a quota leaves only an attempt tells.
+        needed = wanted_bytes + DISK_SLACK_BYTES
+        if _says(error, errno.EIO) and (
+            self._disk_free() < needed or not has_room(self._data_file.parent, needed)
+        ):
             return StorageFull(f"{self._data_file}: {error}; the disk is nearly full")
         return CommitFailed(f"{self._data_file}: {error}")
 

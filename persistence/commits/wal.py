@@ -158,15 +158,21 @@ class WriteAheadLog:
         record = bytearray().join((head, content))
         # The rest of the block, too: the kernel need not read it first.
         record += bytes(-len(record) % BLOCK_BYTES)
-        try:
-            written = os.pwrite(self._file, record, first * BLOCK_BYTES)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                # Some file systems write to other blocks than those that the file has.
-                raise StorageFull(f"{self._path}: {error}") from error
-            raise CommitFailed(f"{self._path}: {error}") from error
-        if written != len(record):
-            raise CommitFailed(f"{self._path}: only {written} of {len(record)} bytes were written")
+        rest, position = memoryview(record), first * BLOCK_BYTES
+        while rest:
+            try:
+                written = os.pwrite(self._file, rest, position)
+            except OSError as error:
+                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                    # Some file systems write to other blocks than those that the file has.
+                    raise StorageFull(f"{self._path}: {error}") from error
+                raise CommitFailed(f"{self._path}: {error}") from error
+            if not written:
+                raise CommitFailed(
+                    f"{self._path}: only {len(record) - len(rest)} of {len(record)} bytes were written"
+                )
+            # A disk that gets full takes a part; the next write says why.
+            rest, position = rest[written:], position + written
         self.synced = sequence
 
     def stored(self, sequence: int) -> None:

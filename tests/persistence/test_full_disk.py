@@ -1,18 +1,23 @@
 """Deletions always succeed, on a disk that this node or another program has filled."""
 
+import errno
 import os
 import subprocess
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from random import Random
 
+import lmdb
 import pytest
 import trio
 
 from conformance_tests.patience import PATIENCE_S
 from persistence import reserved_space
 from persistence.commits.commit import Commit
+from persistence.commits.wal import BLOCK_BYTES, WriteAheadLog
 from persistence.environment import Environment
+from persistence.errors import CommitFailed, StorageFull
 from persistence.journal import Journal
 
 MEGABYTE = 1 << 20
@@ -174,3 +179,38 @@ def test_a_node_starts_on_a_full_disk_and_is_drained(disk: Path) -> None:
     environment.flush()
     assert list(journal.recover()) == []
     environment.close()
+
+
+def test_a_log_with_holes_on_a_disk_with_room_for_a_part(disk: Path) -> None:
+    """As after a copy that left out what was empty: the disk takes the beginning of a record."""
+    path, content = disk / "log", b"x" * 4 * BLOCK_BYTES
+    log = WriteAheadLog.open(path, MEGABYTE)
+    size = path.stat().st_size
+    os.truncate(path, BLOCK_BYTES)
+    os.truncate(path, size)
+    fill(disk)
+    os.truncate(disk / "foreign", (disk / "foreign").stat().st_size - 2 * BLOCK_BYTES)
+    place = log.reserve(len(content))
+    assert place is not None
+    with pytest.raises(StorageFull, match="No space left"):
+        log.write(*place, content)
+    assert free_bytes(disk) == 0
+    (disk / "foreign").unlink()
+    log.write(*place, content)
+    log.close()
+    again = WriteAheadLog.open(path, MEGABYTE)
+    assert again.recover(0) == [content]
+    again.close()
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_a_partial_write_under_a_quota(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, full: bool) -> None:
+    """LMDB says the same of it as of a disk that fails, and the file system may have room for others."""
+
+    def refuse(*arguments: object) -> None:
+        raise OSError(errno.EDQUOT if full else errno.EIO, "for the test")
+
+    with closing(Environment.open(tmp_path / "data")) as environment:
+        monkeypatch.setattr("os.posix_fallocate", refuse)
+        found = environment.failure(lmdb.Error(f"mdb_txn_commit: {os.strerror(errno.EIO)}"), MEGABYTE)
+        assert type(found) is (StorageFull if full else CommitFailed)

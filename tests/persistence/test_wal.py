@@ -1,5 +1,6 @@
 """The write-ahead log by itself: the records that a restart finds."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
@@ -146,9 +147,18 @@ def test_a_file_that_is_no_log(path: Path, content: bytes) -> None:
         WriteAheadLog.open(path, BLOCKS * BLOCK_BYTES)
 
 
-def test_a_write_that_fails(log: WriteAheadLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("os.pwrite", lambda *arguments: 3)
+def test_a_disk_that_takes_nothing(log: WriteAheadLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.pwrite", lambda *arguments: 0)
     place = log.reserve(5)
     assert place is not None
-    with pytest.raises(CommitFailed, match=f"{path}: only 3 of {BLOCK_BYTES} bytes"):
+    with pytest.raises(CommitFailed, match=f"{path}: only 0 of {BLOCK_BYTES} bytes"):
         log.write(*place, b"12345")
+
+
+def test_a_disk_that_takes_a_record_in_pieces(
+    log: WriteAheadLog, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = os.pwrite
+    monkeypatch.setattr("os.pwrite", lambda file, data, at: whole(file, data[:1000], at))
+    write(log, b"a" * 5000)
+    assert found(path) == [b"a" * 5000]
