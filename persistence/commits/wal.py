@@ -17,6 +17,7 @@ record: what clients publish cannot look like one.
 import errno
 import os
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from secrets import token_bytes
 from struct import Struct
@@ -69,7 +70,11 @@ class WriteAheadLog:
             header = os.pread(file, HEADER.size, 0)
             magic, salt = HEADER.unpack(header) if len(header) == HEADER.size else (b"", b"")
             if magic == MAGIC:
-                return cls(file, path, salt, os.fstat(file).st_size // BLOCK_BYTES)
+                size = os.fstat(file).st_size
+                # A copy may have left out its empty blocks. Without room for them writes wait, no more.
+                with suppress(OSError):
+                    os.posix_fallocate(file, 0, size)
+                return cls(file, path, salt, size // BLOCK_BYTES)
             # Earlier versions could die between its size and its header.
             if any(header) or (header and needed):
                 raise DataDirectoryUnusable(

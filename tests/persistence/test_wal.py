@@ -147,6 +147,18 @@ def test_a_file_that_is_no_log(path: Path, content: bytes) -> None:
         WriteAheadLog.open(path, BLOCKS * BLOCK_BYTES)
 
 
+def test_a_log_takes_its_blocks_again(log: WriteAheadLog, path: Path) -> None:
+    write(log, b"a")
+    with path.open("r+b") as file:
+        beginning = file.read(2 * BLOCK_BYTES)
+        file.truncate(0)
+        os.pwrite(file.fileno(), beginning, 0)
+        os.truncate(file.fileno(), BLOCKS * BLOCK_BYTES)
+    assert path.stat().st_blocks * 512 < BLOCKS * BLOCK_BYTES
+    assert found(path) == [b"a"]
+    assert path.stat().st_blocks * 512 >= BLOCKS * BLOCK_BYTES
+
+
 def test_a_disk_that_takes_nothing(log: WriteAheadLog, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("os.pwrite", lambda *arguments: 0)
     place = log.reserve(5)
