@@ -175,6 +175,27 @@ def test_the_oldest_are_dead_lettered_at_the_limit(talk: Talk) -> None:
     assert talk.model.queues["q"].count() == (2, 2)
 
 
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_settle_may_hand_out_before_the_next_one(talk: Talk, first: int) -> None:
+    """A consumer gets a message although one of a higher priority has room: that got room later."""
+    talk.declare("q")
+    talk.publish("q", 4)
+    for tag, priority, held in (("low", 0, (1, 2)), ("high", 5, (3,))):
+        talk.consume("q", tag, prefetch=len(held))
+        talk.channel.consumers[tag].priority = priority
+        for number in held:
+            talk.deliver(number, tag=tag)
+    talk.step()
+    for settled in (first, 4 - first):
+        talk.model.settle(talk.channel, "ack", settled, False)
+    talk.deliver(4, tag="low")
+    if first == 1:
+        talk.model.settle_step()
+        return
+    with pytest.raises(Broken, match="which has a higher priority, had room"):
+        talk.model.settle_step()
+
+
 def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
     dead = talk.declare("dead")
     talk.declare("q", max_length=1, max_priority=5, dead_letter_exchange="", dead_letter_routing_key="dead")

@@ -431,7 +431,8 @@ class Consuming(Topology):
         if not tags and not (multiple and tag == 0):
             channel.closing.add(PRECONDITION_FAILED)
             return
-        settled = [(each, channel.unacked.pop(each)) for each in sorted(tags)]
+        with self.room_made(channel):
+            settled = [(each, channel.unacked.pop(each)) for each in sorted(tags)]
         if how == "requeue" and not multiple:
             # The client rejects a single one, which is a failure of its delivery; a nack is none.
             how = "fail"

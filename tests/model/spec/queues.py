@@ -572,8 +572,16 @@ class Queue:
         if self.grouped:
             # Who has a group goes on with it.
             return
-        better = [c for c in self.consumers if c.priority > consumer.priority and c.spare]
+        better = [
+            c
+            for c in self.consumers
+            if c.priority > consumer.priority and c.spare and self._had_room(c) <= self._had_room(consumer)
+        ]
         self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
+
+    def _had_room(self, consumer: Consumer) -> int:
+        """The settle of this step that gave it room; -1 if it had some."""
+        return next((n for n, each in enumerate(self.vhost.roomier) if consumer in each), -1)
 
     def withdraw(
         self,
