@@ -80,7 +80,8 @@ class Consuming(Topology):
         consumer.channel.consumers.pop(consumer.tag, None)
         queue = consumer.queue
         queue.lose(consumer)
-        if queue.auto_delete and not queue.consumers and self.queues.get(queue.name) is queue:
+        ends = queue.auto_delete and not queue.protected
+        if ends and not queue.consumers and self.queues.get(queue.name) is queue:
             self.remove_queue(queue)
             if not self.broker.prompt:
                 self.vanishing.append(queue.name)

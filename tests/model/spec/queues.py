@@ -114,6 +114,8 @@ class Queue:
     deliveries_paused: bool = False
     publishes_paused: bool = False
     paused_at: int = -1
+    #: True if an operator has protected it from deletion.
+    protected: bool = False
     #: Partitions of a group with too many gaps, since before this step.
     full_before: frozenset[str] = frozenset()
 
@@ -663,7 +665,7 @@ class Queue:
     def used(self) -> None:
         """Somebody uses the queue, so its lease begins again."""
         expires = self.settings.expires_ms
-        if expires is None or self.consumers:
+        if expires is None or self.consumers or self.protected:
             self.lease = None
         else:
             self.lease = (self.vhost.sent_at + expires / 1000, self.vhost.now + expires / 1000)
