@@ -217,6 +217,14 @@ def _unacked() -> None:
     _replace(Partition, "pending", lambda pending: lambda self: pending(self)[:-1])
 
 
+@bug("protection-not-asked")
+def _unprotected() -> None:
+    """A client deletes a queue that an operator has protected from deletion."""
+    from amqp_server.broker.topology.queue import Queue
+
+    _replace(Queue, "check_protection", lambda check: lambda self: None)
+
+
 @bug("any-gaps-of-a-group")
 def _any_gaps() -> None:
     """A member of a group gets new messages however many gaps there are."""

@@ -24,7 +24,15 @@ from tests.model.shrink import shrunk
 from tests.model.spec.channels import Channel, Delivered, Session, User
 from tests.model.spec.hashing import partition
 from tests.model.spec.messages import Message, Presence, died
-from tests.model.spec.promises import NOT_FOUND, OK, PRECONDITION_FAILED, RESOURCE_ERROR, Broken, Promise
+from tests.model.spec.promises import (
+    NOT_FOUND,
+    OK,
+    PRECONDITION_FAILED,
+    RESOURCE_ERROR,
+    RESOURCE_LOCKED,
+    Broken,
+    Promise,
+)
 from tests.model.spec.queues import Queue
 from tests.model.spec.routing import Binding, topic_matches
 from tests.model.spec.state import Broker
@@ -173,6 +181,27 @@ def test_the_oldest_are_dead_lettered_at_the_limit(talk: Talk) -> None:
     talk.publish("q", 3)
     assert [(copy.message.number, copy.deaths[0].reason) for copy in dead.line()] == [(1, "maxlen")]
     assert talk.model.queues["q"].count() == (2, 2)
+
+
+@pytest.mark.parametrize("first", [1, 3])
+def test_a_settle_may_hand_out_before_the_next_one(talk: Talk, first: int) -> None:
+    """A consumer gets a message although one of a higher priority has room: that got room later."""
+    talk.declare("q")
+    talk.publish("q", 4)
+    for tag, priority, held in (("low", 0, (1, 2)), ("high", 5, (3,))):
+        talk.consume("q", tag, prefetch=len(held))
+        talk.channel.consumers[tag].priority = priority
+        for number in held:
+            talk.deliver(number, tag=tag)
+    talk.step()
+    for settled in (first, 4 - first):
+        talk.model.settle(talk.channel, "ack", settled, False)
+    talk.deliver(4, tag="low")
+    if first == 1:
+        talk.model.settle_step()
+        return
+    with pytest.raises(Broken, match="which has a higher priority, had room"):
+        talk.model.settle_step()
 
 
 def test_those_of_a_higher_priority_may_be_dropped_first(talk: Talk) -> None:
@@ -682,6 +711,23 @@ def test_a_paused_queue_hands_out_nothing_and_takes_nothing(talk: Talk) -> None:
         talk.deliver(1)
     talk.publish("q")
     assert [each.outcomes for each in talk.channel.unconfirmed.values()] == [{"ack"}, {"nack"}]
+
+
+def test_a_protected_queue_stays(talk: Talk) -> None:
+    queue, stream = talk.declare("q", expires=100), talk.stream("s")
+    for name in ("q", "s"):
+        talk.step()
+        talk.model.protect(name, protected=True)
+        assert talk.model.delete_queue(talk.channel, name).codes == {RESOURCE_LOCKED}
+    assert queue.lease is None and stream.protected
+    queue.auto_delete = True
+    talk.consume("q")
+    talk.step()
+    talk.done(talk.model.cancel(talk.channel, "c"))
+    assert talk.model.queues["q"] is queue
+    talk.model.protect("q", protected=False)
+    assert queue.lease is not None
+    assert talk.model.delete_queue(talk.channel, "q").codes == {0}
 
 
 def test_what_was_sent_while_publishes_are_paused_may_come_late_after_a_fault(three: Talk) -> None:

@@ -72,7 +72,26 @@ class Moments(Declarations):
             if self.chance.random() < 0.6:
                 later = self.chance.randint(at, count)
                 out.append((later, lambda: self.add("resume", queue="q0", what=row["pause"])))
+        out += self._protection(count)
         return sorted(out, key=lambda pair: -pair[0])
+
+    def _protection(self, count: int) -> list[tuple[int, Any]]:
+        """An operator protects a queue that would end, or that somebody deletes. Its chance is its own, so
+        that all other programs stay the same.
+        """
+        chance, row = random.Random(f"protected {self.seed}"), self.row
+        ends = row["deletion"] in ("queue", "if-empty", "if-unused") or row["life"] == "auto-delete"
+        ends = ends or row["expires"] == "short" or row["policy"] == "expires"
+        never = row["life"] == "exclusive" or row["fault"] == "upgrade" or row["exchange"] == "super"
+        if not ends or never or chance.random() < 0.5:
+            return []
+        queue = self.queue if self.kind == "stream" else "q0"
+        at = chance.randint(0, count)
+        out: list[tuple[int, Any]] = [(at, lambda: self.add("protect", queue=queue, protected=True))]
+        if chance.random() < 0.7:
+            later = chance.randint(at, count)
+            out.append((later, lambda: self.add("protect", queue=queue, protected=False)))
+        return out
 
     def _before_fault(self) -> None:
         """Messages that wait, and some that are acked: a restart must keep the one and not the other."""

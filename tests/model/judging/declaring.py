@@ -155,6 +155,22 @@ class Declaring(Requests):
         self.model.now = time.monotonic()
         self.model.pause(name, what, paused=paused)
 
+    def _do_protect(self, step: Step) -> None:
+        if self.broker.product != "mqd":
+            self.skipped += 1
+            return
+        name, protected = step["queue"], step["protected"]
+        where = brokers.path("queues", self.name, name, "deletion", "protection")
+        try:
+            self.broker.api("POST" if protected else "DELETE", where)
+        except brokers.Refused as error:
+            queue = self.model.queues.get(name)
+            if error.status != NOT_FOUND or (queue is not None and queue.certain and not self._lease_ended()):
+                raise Broken(f"{name}: protection from deletion: {error}") from None
+            return
+        self.model.now = time.monotonic()
+        self.model.protect(name, protected=protected)
+
     def _do_permissions(self, step: Step) -> None:
         user = self.users.get(step["user"])
         if user is None or user.name == "guest":

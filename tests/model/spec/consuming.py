@@ -80,7 +80,8 @@ class Consuming(Topology):
         consumer.channel.consumers.pop(consumer.tag, None)
         queue = consumer.queue
         queue.lose(consumer)
-        if queue.auto_delete and not queue.consumers and self.queues.get(queue.name) is queue:
+        ends = queue.auto_delete and not queue.protected
+        if ends and not queue.consumers and self.queues.get(queue.name) is queue:
             self.remove_queue(queue)
             if not self.broker.prompt:
                 self.vanishing.append(queue.name)
@@ -431,7 +432,8 @@ class Consuming(Topology):
         if not tags and not (multiple and tag == 0):
             channel.closing.add(PRECONDITION_FAILED)
             return
-        settled = [(each, channel.unacked.pop(each)) for each in sorted(tags)]
+        with self.room_made(channel):
+            settled = [(each, channel.unacked.pop(each)) for each in sorted(tags)]
         if how == "requeue" and not multiple:
             # The client rejects a single one, which is a failure of its delivery; a nack is none.
             how = "fail"

@@ -84,7 +84,8 @@ class Publishes(Consuming):
         if channel.transactional or held is None or isinstance(held.queue, Log) or _is_group(held.queue):
             channel.closing.add(PRECONDITION_FAILED)
             return
-        del channel.unacked[tag]
+        with self.room_made(channel):
+            del channel.unacked[tag]
         if held.copy is not None and held.copy.held:
             held.queue.withdraw(held.copy, requeue=True, failed=failed, wait_ms=wait_ms)
         if channel.confirming:

@@ -114,6 +114,8 @@ class Queue:
     deliveries_paused: bool = False
     publishes_paused: bool = False
     paused_at: int = -1
+    #: True if an operator has protected it from deletion.
+    protected: bool = False
     #: Partitions of a group with too many gaps, since before this step.
     full_before: frozenset[str] = frozenset()
 
@@ -572,8 +574,16 @@ class Queue:
         if self.grouped:
             # Who has a group goes on with it.
             return
-        better = [c for c in self.consumers if c.priority > consumer.priority and c.spare]
+        better = [
+            c
+            for c in self.consumers
+            if c.priority > consumer.priority and c.spare and self._had_room(c) <= self._had_room(consumer)
+        ]
         self.vhost.passed_over += [(self, each, consumer) for each in better if not self.single_active]
+
+    def _had_room(self, consumer: Consumer) -> int:
+        """The settle of this step that gave it room; -1 if it had some."""
+        return next((n for n, each in enumerate(self.vhost.roomier) if consumer in each), -1)
 
     def withdraw(
         self,
@@ -655,7 +665,7 @@ class Queue:
     def used(self) -> None:
         """Somebody uses the queue, so its lease begins again."""
         expires = self.settings.expires_ms
-        if expires is None or self.consumers:
+        if expires is None or self.consumers or self.protected:
             self.lease = None
         else:
             self.lease = (self.vhost.sent_at + expires / 1000, self.vhost.now + expires / 1000)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 from tests.model.spec import settings
-from tests.model.spec.channels import Session, User
+from tests.model.spec.channels import Channel, Session, User
 from tests.model.spec.messages import Choice, Copy, Message, Presence
 from tests.model.spec.producers import Epochs
 from tests.model.spec.queues import Consumer, Queue
@@ -74,6 +76,8 @@ class State:
     _ticked: float = 0.0
     #: Consumers of higher priority that had room while another one got a message in this step.
     passed_over: list[tuple[Queue, Consumer, Consumer]] = field(default_factory=list)
+    #: Consumers that got room in this step, for each settle: the broker may hand out messages between two.
+    roomier: list[list[Consumer]] = field(default_factory=list)
     #: True between a fault and its end.
     troubled: bool = False
     #: Step of the last fault, or of a connection that was lost.
@@ -87,10 +91,18 @@ class State:
 
     def begin_step(self, now: float) -> None:
         self.step += 1
+        self.roomier.clear()
         self.sent_at = self.now = self.sent_times[self.step] = now
         for queue in self.queues.values():
             if isinstance(queue, Queue):
                 queue.tidy()
+
+    @contextmanager
+    def room_made(self, channel: Channel) -> Iterator[None]:
+        """Note which consumers get room by a settle."""
+        full = [each for each in channel.consumers.values() if not each.spare]
+        yield
+        self.roomier.append([each for each in full if each.spare])
 
     def tick(self, now: float, *, again: bool = False) -> None:
         """Time goes on. `again`: there was a tick a moment ago, which may do."""

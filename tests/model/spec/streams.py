@@ -130,6 +130,8 @@ class Log:
     failed_at: int = NEVER_FAILED
     #: Offsets that the node says it has lost.
     lost: set[int] = field(default_factory=set)
+    #: True if an operator has protected it from deletion.
+    protected: bool = False
 
     kind = "stream"
 

@@ -181,9 +181,15 @@ class Topology(Letters):
             return refused(RESOURCE_LOCKED)
         if isinstance(queue, Log) and queue.super_stream:
             return refused(PRECONDITION_FAILED, ACCESS_REFUSED)
+        far = self.broker.nodes > 1
+        if queue.protected and if_unused and isinstance(queue, Log) and far:
+            # The node that is asked may not have heard of it, and has another reason.
+            return refused(RESOURCE_LOCKED, NOT_IMPLEMENTED)
+        if queue.protected:
+            return refused(RESOURCE_LOCKED)
         codes = {OK}
         used = bool(queue.consumers) if isinstance(queue, Queue) else any(not r.over for r in queue.readers)
-        if if_unused and isinstance(queue, Log) and self.broker.nodes > 1:
+        if if_unused and isinstance(queue, Log) and far:
             codes = {NOT_IMPLEMENTED}
         elif if_unused and used:
             codes = {PRECONDITION_FAILED}

@@ -77,6 +77,14 @@ class Vhost(Publishes):
         elif isinstance(queue, Queue):
             queue.publishes_paused = paused
 
+    def protect(self, name: str, *, protected: bool) -> None:
+        """An operator protects a queue from deletion, or no longer does: then its lease begins anew."""
+        queue = self.queues.get(name)
+        if queue is not None:
+            queue.protected = protected
+        if isinstance(queue, Queue):
+            queue.used()
+
     def clear_policy(self, name: str, *, operator: bool = False) -> None:
         policies = self.operator_policies if operator else self.policies
         policies[:] = [each for each in policies if each.name != name]
@@ -221,7 +229,7 @@ class Vhost(Publishes):
                 self.remove_queue(queue)
             else:
                 # An orderly stop takes the consumers away first, and such a queue goes with the last one.
-                queue.certain = not (queue.auto_delete and queue.consumers)
+                queue.certain = not (queue.auto_delete and queue.consumers) or queue.protected
                 for copy in queue.copies:
                     copy.vague = copy.vague or not queue.certain
                 for copy in queue.copies if queue.kind == "stream-group" else ():
