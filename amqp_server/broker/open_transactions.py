@@ -81,6 +81,8 @@ class OpenTransactions:
         self._of_producers: dict[str, dict[int, OpenTransaction]] = {}
         #: Those that are shut out, and end in the next turns.
         self._shut_out: OrderedDict[int, OpenTransaction] = OrderedDict()
+        #: The producer, if any, of the large transaction that is being committed in this node's journal.
+        self.producer_under_way: Producer | None = None
         #: Transactions of this node's clients that wait for a decision of the cluster.
         self._committing: dict[TransactionId, Any] = {}
 

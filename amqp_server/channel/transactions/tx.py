@@ -131,6 +131,10 @@ class Transaction:
     @property
     def is_large(self) -> bool:
         """True if commit or rollback takes several turns."""
+        under_way = self._all_open.producer_under_way
+        if under_way is not None and self.producer is not None and under_way.key == self.producer.key:
+            # It comes behind all of what an earlier start of its producer is committing, not among it.
+            return True
         # Copies for the firehose take many times longer than the messages.
         whole_max = 0 if self._channel.vhost.tracing else WHOLE_BYTES_MAX
         return self._part_count > WHOLE_PARTS_MAX or self.published_bytes > whole_max
@@ -315,10 +319,14 @@ class Transaction:
 
     def _hosts(self) -> Iterator[Recipient]:
         """The hosts of all its queues."""
+        yield from self.sources()
+        yield from self.recipients()
+
+    def sources(self) -> Iterator[Recipient]:
+        """The hosts of the queues whose deliveries it acks."""
         for _, pieces in self.settlements:
             for piece in pieces:
                 yield piece.holder.queue.host
-        yield from self.recipients()
 
     def recipients(self) -> Iterator[Recipient]:
         """The hosts of the queues that get its messages."""
@@ -487,7 +495,7 @@ class LargeCommit(LargeEnd):
     to does not change meanwhile.
     """
 
-    __slots__ = ("_held", "hosts", "is_prepared", "refused")
+    __slots__ = ("_held", "_open", "hosts", "is_prepared", "refused")
 
     def __init__(
         self, channel: Channel, transaction: Transaction, *, acks: bool = True, checked: bool = False
@@ -500,6 +508,7 @@ class LargeCommit(LargeEnd):
         #: prepared_commit). Either has changed while it waited for its turn.
         self.refused: SoftError | None = None
         self.is_prepared = False
+        self._open = channel.broker.open_transactions
         super().__init__(channel, self._commit(transaction, acks, checked))
 
     def _commit(self, transaction: Transaction, acks: bool, checked: bool) -> Iterator[None]:
@@ -508,14 +517,21 @@ class LargeCommit(LargeEnd):
             if count % CHECKED_AT_ONCE == 0:
                 yield
         if not checked:
+            recipients = list(self._held)
             try:
                 transaction.check_producer()
-                transaction.check_held(self._held)
+                self._open.producer_under_way = transaction.producer
+                transaction.check_held(recipients)
+                # From the check on nobody takes back what it acks.
+                for count, host in enumerate(transaction.sources(), 1):
+                    _hold((host,), self._held)
+                    if count % CHECKED_AT_ONCE == 0:
+                        yield
                 yield from transaction.checks_of_acks()
             except SoftError as error:
                 self.refused = error
                 return
-            if any(host.may_refuse for host in self._held) and transaction.is_prepared:
+            if any(host.may_refuse for host in recipients) and transaction.is_prepared:
                 self.is_prepared = True
                 return
             yield
@@ -525,6 +541,7 @@ class LargeCommit(LargeEnd):
         self._channel.broker.services.commits.hold(self._steps.begin_later)
 
     def _end(self) -> None:
+        self._open.producer_under_way = None
         commits = self._channel.broker.services.commits
         commits.release()
         if self._held and commits.unsynced:

@@ -347,6 +347,14 @@ async def _propose(
         readers = {each.partition.stream_id: each for each in host.readers}
         moved = [(readers[place.partition.stream_id], offset) for place, offset in found]
         turn.run(host.move, moved)
+
+        def passed(told: Callable[[tuple[Refused, ...]], None]) -> None:
+            host.barrier(lambda *why: told(why))
+
+        # It may wait for a transaction that is being committed.
+        for why in await answers_of(turn, passed):
+            if why:
+                raise Unavailable(why[0].text)
         synced = trio.Event()
         turn.run(broker.services.commits.request, synced.set)
         await synced.wait()

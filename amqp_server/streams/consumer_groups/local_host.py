@@ -34,6 +34,7 @@ from quorum_queue.steps import in_later_steps
 logger = logging.getLogger("mqd.groups")
 
 FIRST = Start("first")
+SETTLEMENTS = frozenset({"settle", "return", "discard"})
 
 
 class ConsumerGroupHost(QueueHost):
@@ -71,6 +72,9 @@ class ConsumerGroupHost(QueueHost):
         self._watch_at = self._retry_at = self._commit_at = -1
         #: Members that have held messages for too long, and whose deliveries are about to come back.
         self._losing: dict[Key, None] = {}
+        #: Large transactions that are being committed, and the commands that wait for their end.
+        self._holds = 0
+        self._waiting: list[Command] = []
         self._dead = DeadMessages(services, self._turn)
         self._gets = Gets()
         self._places = GroupPlaces(queue_id, services, slots, keep_slots, self._name)
@@ -149,9 +153,24 @@ class ConsumerGroupHost(QueueHost):
 
     # -- commands --------------------------------------------------------------------------------------------
 
+    def hold(self) -> None:
+        """A large transaction that acks messages of the group begins: until it is complete nothing is taken
+        from members.
+        """
+        self._holds += 1
+
+    def unhold(self) -> None:
+        self._holds -= 1
+        if not self._holds:
+            self.pending[:0], self._waiting = self._waiting, []
+            self.schedule()
+
     def apply_pending(self) -> None:
         while not self.ended and self.pending:
             commands, self.pending = self.pending, []
+            if self._holds:
+                self._waiting += [command for command in commands if command[0] not in SETTLEMENTS]
+                commands = [command for command in commands if command[0] in SETTLEMENTS]
             left = self._apply(commands)
             if not left:
                 self._go_on()
@@ -165,7 +184,8 @@ class ConsumerGroupHost(QueueHost):
             self._refuse_pending()
         else:
             self._go_on()
-        self._pass_all()
+        if not self._waiting:
+            self._pass_all()
 
     def _apply(self, commands: list[Command]) -> list[Command]:
         """Apply commands; return those that are left, because they concern very many messages."""
@@ -173,7 +193,7 @@ class ConsumerGroupHost(QueueHost):
         ranges: list[tuple[int, int]] = []
         for place, command in enumerate(commands):
             verb = command[0]
-            if verb in ("settle", "return", "discard"):
+            if verb in SETTLEMENTS:
                 key, low, high = command[1:]
                 member = group.find(key)
                 last = high if member is None else member.last_of_part(low, high)
@@ -201,6 +221,8 @@ class ConsumerGroupHost(QueueHost):
                 self._gets.get(self, command[1])
             elif verb == "purge":
                 self._purge(command[1])
+            elif verb == "move":
+                self._move(command[1])
             elif verb in ENQUEUES:
                 # The default exchange routed this publish here; other routes to a group are refused earlier.
                 answer_publishes([command], gone=False)
@@ -217,7 +239,7 @@ class ConsumerGroupHost(QueueHost):
     def _go_on(self) -> None:
         """Do the work that follows from the last changes."""
         group = self.group
-        if self._stale:
+        if self._stale and not self._holds:
             self._stale = False
             self._look_for_partitions()
         group.rebalance()
@@ -242,7 +264,7 @@ class ConsumerGroupHost(QueueHost):
     def touch(self) -> None: ...
 
     def barrier(self, done: Callable[..., None]) -> None:
-        if self.pending or self._stale:
+        if self.pending or self._waiting or self._stale:
             self.begin_asking().barriers.append((0, done))
             self.schedule()
         else:
@@ -276,7 +298,7 @@ class ConsumerGroupHost(QueueHost):
         self._dead.clear()
 
     def _refuse_pending(self) -> None:
-        commands, self.pending = self.pending, []
+        commands, self.pending, self._waiting = [*self._waiting, *self.pending], [], []
         answer_publishes(commands, gone=False)
 
     # -- members ---------------------------------------------------------------------------------------------
@@ -518,13 +540,15 @@ class ConsumerGroupHost(QueueHost):
 
     def move(self, places: Iterable[tuple[Reader, int]]) -> None:
         """Continue at other offsets. The group forgets the messages that members hold of these partitions."""
-        places = list(places)
+        self.submit(("move", list(places)))
+
+    def _move(self, places: list[tuple[Reader, int]]) -> None:
+        places = [place for place in places if not place[0].closed]
         self.group.forget([reader.partition for reader, _ in places])
         for reader, offset in places:
             partition = reader.partition
             self.group.move(partition, offset)
             self._places.mark(partition, offset - 1)
-        self.schedule()
 
 
 __all__ = ["ConsumerGroupHost"]
