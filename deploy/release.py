@@ -22,7 +22,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from amqp_server.config import VERSION
-from deploy import bill_of_materials, compiled, interpreters, manual, trying
+from deploy import bill_of_materials, compiled, interpreters, manual, manylinux, trying
 
 ROOT = Path(__file__).parent.parent
 RELEASE = ROOT / "build" / "release"
@@ -101,7 +101,7 @@ def other_wheels(out: Path, found: Iterable[interpreters.Interpreter], missing: 
     wheels = {}
     for interpreter in found:
         try:
-            wheel = Path(shutil.copy(interpreters.wheel_of(interpreter), out))
+            wheel = honest(Path(shutil.copy(interpreters.wheel_of(interpreter), out)), missing)
         except subprocess.CalledProcessError as failed:
             missing.append(f"a compiled wheel for Python {interpreter.version}: the build failed: {failed}")
         else:
@@ -118,6 +118,18 @@ def tried(wheels: Mapping[Path, str]) -> list[str]:
         except trying.Failed as failed:
             failures.append(f"{wheel.name}, by {python}: {failed}")
     return failures
+
+
+def honest(wheel: Path, missing: list[str]) -> Path:
+    """Name a compiled wheel after the oldest system that it runs on; return where it is now."""
+    why = manylinux.lack()
+    if why is None:
+        try:
+            return manylinux.named(wheel)
+        except subprocess.CalledProcessError as failed:
+            why = (failed.stderr.strip().splitlines() or [str(failed)])[-1]
+    missing.append(f"a manylinux tag of {wheel.name}: {why}")
+    return wheel
 
 
 def image_context(out: Path) -> Path:
@@ -229,6 +241,7 @@ def release(out: Path, *, pythons: Sequence[str], require_all: bool) -> int:
     if wheel is None:
         missing.append("compiled wheels: there is no C compiler, or MQD_PURE is set")
     else:
+        wheel = honest(wheel, missing)
         wheels[wheel] = sys.executable
         found, lacking = interpreters.find(pythons)
         missing += lacking

@@ -38,3 +38,15 @@ def test_files_that_targets_name_exist() -> None:
     named = shown + re.findall(r"tests/[\w/]+\.py", MAKEFILE.partition("\nsim:")[2])
     assert len(named) > 20
     assert [each for each in named if not (ROOT / each).exists()] == []
+
+
+def test_make_run_takes_another_port_where_5672_is_taken() -> None:
+    """As the README says; the page's port goes with it."""
+
+    def started(*given: str) -> str:
+        command = ["make", "-n", "--no-print-directory", "-C", str(ROOT), "run", *given]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert "make run PORT=5673" in (ROOT / "README.md").read_text()
+    assert "--amqp 127.0.0.1:5673 --http 127.0.0.1:15673" in started("PORT=5673")
+    assert "--amqp" not in started()

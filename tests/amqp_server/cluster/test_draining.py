@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pika
 import pika.exceptions
 import pytest
 
+from amqp_server.mqctl.command import mqctl
 from tests.amqp_server.cluster.ring import Ring
 from tests.reliability.node import wait_until
 
@@ -97,6 +99,25 @@ def test_alarms_options_and_reports_with_one_down(declared: Ring, tmp_path: Path
     assert told["options that are no defaults"]["n3"] == []
     assert {"n1", "n2"} == {row["name"] for row in told["nodes"] if row["running"]}
     assert ring.secret.read_text() not in file.read_text()
+
+
+def without_arguments() -> list[str]:
+    """Commands that read, and need no more than their name."""
+    return [
+        name
+        for name, command in sorted(mqctl.commands.items())
+        if name.startswith("list_")
+        and not any(isinstance(each, click.Argument) and each.required for each in command.params)
+    ]
+
+
+def test_every_list_is_printed_with_one_down(declared: Ring) -> None:
+    names = without_arguments()
+    assert len(names) > 15
+    declared.nodes["n3"].kill()
+    printed = {name: declared.mqctl("n1", name) for name in names}
+    assert [name for name, text in printed.items() if "Traceback" in text or "rror" in text] == []
+    assert all(f"{name}\t" in printed["list_queues"] for name in QUEUES)
 
 
 def test_a_node_without_a_majority_says_so(ring: Ring) -> None:
