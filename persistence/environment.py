@@ -36,7 +36,7 @@ from persistence.errors import (
 from persistence.metadata import Metadata, unpack_entry
 from persistence.pages.datafile import check_length
 from persistence.record import seal, unseal
-from persistence.store import BALLAST_FILE, DATA_FILE, LmdbStore
+from persistence.store import BALLAST_FILE, DATA_FILE, MAP_BYTES, LmdbStore
 from persistence.transaction import LOGGED, LmdbTransaction
 
 logger = logging.getLogger("mqd.persistence")
@@ -98,7 +98,7 @@ class Environment(Metadata, LmdbStore):
         cls,
         path: str | os.PathLike[str],
         *,
-        map_bytes: int = 1 << 40,
+        map_bytes: int = MAP_BYTES,
         schema_version: int = SCHEMA_VERSION,
         resident_bytes_max: int = RESIDENT_BYTES_MAX,
         log_bytes: int = LOG_BYTES,
@@ -155,6 +155,13 @@ class Environment(Metadata, LmdbStore):
             except BaseException:
                 LmdbStore.close(self)
                 raise
+            if self.map_bytes < map_bytes:
+                logger.warning(
+                    "%s can become no larger than %d bytes, because this process may have no more addresses (ulimit -v, or "
+                    "a kernel with few address bits); then publishers wait as on a full disk",
+                    directory / "main",
+                    self.map_bytes,
+                )
             if sync:
                 for made in (directory / "main", directory, directory.parent):
                     sync_directory(made)

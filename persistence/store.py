@@ -16,6 +16,7 @@ filled on the loop's thread and committed in a worker. This module replaces the 
 
 import errno
 import logging
+import mmap
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -59,6 +60,8 @@ DATA_FILE = "data.mdb"
 BALLAST_FILE = "ballast"
 TABLES_MAX = 16
 STAT_BLOCK_BYTES = 512  # the unit of stat, whatever the size of the file system's blocks
+# Addresses may be few: by `ulimit -v`, or on a 64-bit ARM kernel with addresses of 39 bits.
+MAP_BYTES, MAP_BYTES_MIN = 1 << 40, 1 << 30
 ENLARGE_BYTES = 4 * 1024 * 1024
 ENLARGE_BYTES_MAX = 64 * 1024 * 1024
 DISK_SLACK_BYTES = 16 * 1024 * 1024
@@ -112,7 +115,6 @@ class LmdbStore:
         #: Surrounds all reads of LMDB.
         self.guard = Guard(self._data_file, lasts=lasts)
         self._resident_bytes_max = resident_bytes_max
-        self._map_bytes = map_bytes
         self._enlarged_bytes = 0
         self._touched_bytes = 0
         # Deletions of a store that does not last need no room of their own.
@@ -125,15 +127,7 @@ class LmdbStore:
         self._room_bytes = 0
         self._recovering = 0
         with self.guard:
-            self._env = lmdb.open(
-                str(directory),
-                map_size=map_bytes,
-                max_dbs=TABLES_MAX,
-                lock=False,
-                readahead=False,
-                sync=sync,
-                mode=0o600,
-            )
+            self._env, self._map_bytes = _mapped(directory, map_bytes, sync)
             #: Number of transactions that it had when it was opened: opening makes some.
             self._found = int(self._env.info()["last_txnid"])
             self.tables = Tables.open(self._env)
@@ -240,6 +234,11 @@ class LmdbStore:
         if self._written is None:
             self._written = int(self._env.info()["last_txnid"])
         return self._written
+
+    @property
+    def map_bytes(self) -> int:
+        """How large the data file may become."""
+        return self._map_bytes
 
     def used_bytes(self) -> int:
         """The size of the data file; pages within it that are free are used again."""
@@ -465,6 +464,39 @@ def _room_for(size: int, pieces: int) -> int:
     """The bytes of the disk that so many appended bytes take at most."""
     # Values of some size have pages of their own, leaves are half empty at worst.
     return size + size // 4 + min(pieces * PAGE_BYTES, size)
+
+
+def _mapped(directory: Path, map_bytes: int, sync: bool) -> tuple["lmdb.Environment", int]:
+    """Open the file with a map of this size, or of half the addresses that are left; return the size, too.
+    Raises lmdb.Error.
+    """
+    while True:
+        try:
+            env = lmdb.open(
+                str(directory),
+                map_size=map_bytes,
+                max_dbs=TABLES_MAX,
+                lock=False,
+                readahead=False,
+                sync=sync,
+                mode=0o600,
+            )
+        except lmdb.MemoryError:
+            map_bytes //= 2
+            while map_bytes >= MAP_BYTES_MIN and not _has_addresses(2 * map_bytes):
+                map_bytes //= 2
+            if map_bytes < MAP_BYTES_MIN:
+                raise
+        else:
+            return env, map_bytes
+
+
+def _has_addresses(size: int) -> bool:
+    try:
+        mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, mmap.PROT_READ).close()
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _says(error: Exception, number: int) -> bool:

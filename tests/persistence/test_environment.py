@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from conformance_tests.patience import PATIENCE_S
 from persistence.commits.flush import flush
 from persistence.commits.stepped import SteppedCommit
 from persistence.environment import SCHEMA_VERSION, Environment
@@ -474,3 +475,24 @@ def test_many_deletions_are_many_steps(tmp_path: Path, records: int) -> None:
         transaction.finish()
         environment.pending.remove(layer)
         assert not list(journal.recover()) and not list(groups.recover())
+
+
+FEW_ADDRESSES = """
+import logging, resource, sys
+from persistence.environment import Environment
+logging.basicConfig(format="%(message)s")
+resource.setrlimit(resource.RLIMIT_AS, (int(sys.argv[2]),) * 2)
+environment = Environment.open(sys.argv[1])
+print(environment.map_bytes, environment.spill.map_bytes)
+environment.close()
+"""
+
+
+@pytest.mark.parametrize("limit", [20 << 30, 400 << 30])
+def test_where_a_process_may_have_few_addresses(tmp_path: Path, limit: int) -> None:
+    arguments = [sys.executable, "-c", FEW_ADDRESSES, str(tmp_path / "data"), str(limit)]
+    ran = subprocess.run(arguments, capture_output=True, text=True, timeout=PATIENCE_S)
+    assert ran.returncode == 0, ran.stderr
+    main, spill = map(int, ran.stdout.split())
+    assert limit // 4 < main <= limit // 2 and main + spill < 0.9 * limit
+    assert f"main can become no larger than {main} bytes" in ran.stderr
