@@ -71,8 +71,6 @@ class Channel:
         self.prefetch = 0
         #: How many consumers the channel has on each queue.
         self.consumed: dict[Queue, int] = {}
-        #: Consumers that the broker has ended, and whose queues do not know it yet.
-        self._ended: dict[Subscription, None] = {}
         self.window = ChannelWindow(connection, self.subscriptions, self.consumed)
         self.assembly: Assembly | None = None
         #: The queue that this channel is deleting, and the frames that tell its consumers here after
@@ -369,18 +367,10 @@ class Channel:
         """
 
         def known(_: object = None) -> None:
-            self._ended.pop(subscription, None)
             if not self.leaving and not self.closed and subscription.tag not in self.subscriptions:
                 self.cancelled_by_broker(subscription)
 
-        self._ended[subscription] = None
         subscription.queue.barrier(known)
-
-    def queues(self) -> list[Queue]:
-        """Return the queues that its consumers use, or have used until now, and those of its gets."""
-        ended = (subscription.queue for subscription in self._ended)
-        getters = (getter.queue for getter in self.getters.values())
-        return list(dict.fromkeys([*self.consumed, *ended, *getters]))
 
     def cancelled_by_broker(self, subscription: Subscription) -> None:
         """Tell the client that a consumer is gone; a client that waits for delete-ok hears it afterwards."""

@@ -8,7 +8,7 @@ one place.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
@@ -54,7 +54,6 @@ from amqp_server.wire import frames, methods
 from amqp_server.wire.intake import Publisher
 from quorum_queue.machine.versions import SEALS
 from quorum_queue.ports import Refused
-from quorum_queue.steps import in_later_steps
 
 if TYPE_CHECKING:
     from amqp_server.broker.broker import Broker
@@ -92,8 +91,6 @@ class _NoEdge:
 
 
 _NO_EDGE = _NoEdge()
-#: Queues that are asked in one step whether they know what a client has done.
-ASKED_AT_ONCE = 100
 
 
 #: Classes and methods that are refused because of the topology: exchange and queue; basic.consume, basic.get.
@@ -343,10 +340,8 @@ class Session:
         self.after(wait, lambda: self._drop_channel(channel))
 
     def _close_for_client(self, channel: Channel) -> None:
-        queues = channel.queues()
-
         def close(done: Callable[[], None]) -> None:
-            channel.when_closed = partial(self._when_known, queues, done)
+            channel.when_closed = done
             channel.close()
             self.turn.apply()
 
@@ -357,34 +352,6 @@ class Session:
 
         # The channel's deliveries go back to the queues first, which may take several turns.
         self.after(close, closed)
-
-    def _when_known(self, queues: Sequence[Queue], done: Callable[[], None]) -> None:
-        """Call `done` when the nodes of these queues know what the client has done here: at other nodes, too,
-        its consumers are gone then. A queue that no node serves is not waited for.
-        """
-        left = 1
-
-        def known(_: object = None) -> None:
-            nonlocal left
-            left -= 1
-            if not left:
-                done()
-
-        def ask() -> Iterator[None]:
-            nonlocal left
-            for count, queue in enumerate(queues, 1):
-                if queue.is_led:
-                    left += 1
-                    queue.barrier(known, everywhere=True)
-                if count % ASKED_AT_ONCE == 0:
-                    yield
-            known()
-
-        if len(queues) < ASKED_AT_ONCE:
-            for _ in ask():
-                pass
-        else:
-            in_later_steps(self.turn, ask(), self.failed)
 
     def _open_channel(self, number: int, method: base.Frame, where: tuple[int, int]) -> None:
         if not isinstance(method, commands.Channel.Open):
@@ -775,28 +742,25 @@ class Session:
     def closed_by_client(self) -> None:
         """The client has closed: finish its messages, and answer when they are on disk."""
         self.incoming.flush(release=True)
-        exclusive, self.exclusive_queues = self.exclusive_queues, {}
-        used = dict.fromkeys(queue for channel in self.channels.values() for queue in channel.queues())
+        queues, self.exclusive_queues = self.exclusive_queues, {}
         self._release()
         self.state = State.CLOSING
         self.closing_since_ms = self.broker.clock.monotonic_ms()
-        left = len(exclusive) + 1
-
-        def known() -> None:
-            nonlocal left
-            left -= 1
-            if not left and self.state is State.CLOSING:
-                self._answer_close()
+        left = len(queues)
 
         def gone(queue: Queue, result: Result | Refused) -> None:
+            nonlocal left
+            left -= 1
             if isinstance(result, Refused):
                 # Called again later.
                 queue.delete()
-            known()
+            if not left and self.state is State.CLOSING:
+                self._answer_close()
 
-        # Clients expect that their exclusive queues are deleted at close-ok, and their consumers gone.
-        self.broker.orphaned_queues.add(exclusive, gone)
-        self._when_known([queue for queue in used if queue not in exclusive], known)
+        # Clients expect that their exclusive queues are deleted at close-ok.
+        self.broker.orphaned_queues.add(queues, gone)
+        if not queues:
+            self._answer_close()
 
     def _answer_close(self) -> None:
         self.synced()

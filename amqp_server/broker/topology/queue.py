@@ -307,11 +307,6 @@ class Queue:
         """
         self.barrier(done, everywhere=True)
 
-    @property
-    def is_led(self) -> bool:
-        """False if it is on several nodes, and none of them serves it now, as far as this node knows."""
-        return not self.members or self.vhost.parts.hosts.leader(self) != ""
-
     def barrier(self, done: Callable[..., None], *, again: bool = True, everywhere: bool = False) -> None:
         """Call `done` when all commands submitted before are visible here, also if the queue moves or fails
         meanwhile.
