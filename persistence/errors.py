@@ -1,6 +1,11 @@
 """Errors of a data directory. The texts name the directory and the remedy."""
 
+import errno
 import os
+from typing import Final
+
+#: Errors of the system that say that a disk, or its user's share of it, is full.
+FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 
 
 class PersistenceError(Exception):

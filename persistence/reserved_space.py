@@ -4,11 +4,12 @@ last byte.
 Deletions need pages before they free any. This node's appends leave room for them; other programs do not.
 """
 
-import errno
 import logging
 import os
 import tempfile
 from pathlib import Path
+
+from persistence.errors import FULL
 
 log = logging.getLogger("mqd.persistence")
 
@@ -23,7 +24,7 @@ def has_room(directory: Path, size: int) -> bool:
         try:
             os.posix_fallocate(file.fileno(), 0, size)
         except OSError as error:
-            return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+            return error.errno not in FULL
     return True
 
 

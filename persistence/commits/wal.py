@@ -14,7 +14,6 @@ and a record that is missing before others was damaged by the disk. The salt in 
 record: what clients publish cannot look like one.
 """
 
-import errno
 import os
 from collections import deque
 from contextlib import suppress
@@ -24,7 +23,7 @@ from struct import Struct
 from typing import Final
 from zlib import crc32
 
-from persistence.errors import CommitFailed, DataDirectoryUnusable, StorageFull
+from persistence.errors import FULL, CommitFailed, DataDirectoryUnusable, StorageFull
 
 BLOCK_BYTES: Final = 4096
 MAGIC: Final = b"mqd-log1"
@@ -71,9 +70,10 @@ class WriteAheadLog:
             magic, salt = HEADER.unpack(header) if len(header) == HEADER.size else (b"", b"")
             if magic == MAGIC:
                 size = os.fstat(file).st_size
-                # A copy may have left out its empty blocks. Without room for them writes wait, no more.
-                with suppress(OSError):
-                    os.posix_fallocate(file, 0, size)
+                # A copy may have left out its empty blocks. Without room for them writes wait, no more. Where
+                # each block is written for this, no write of it must wait for the disk.
+                with suppress(OSError), path.open("r+b") as unsynced:
+                    os.posix_fallocate(unsynced.fileno(), 0, size)
                 return cls(file, path, salt, size // BLOCK_BYTES)
             # Earlier versions could die between its size and its header.
             if any(header) or (header and needed):
@@ -168,7 +168,7 @@ class WriteAheadLog:
             try:
                 written = os.pwrite(self._file, rest, position)
             except OSError as error:
-                if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                if error.errno in FULL:
                     # Some file systems write to other blocks than those that the file has.
                     raise StorageFull(f"{self._path}: {error}") from error
                 raise CommitFailed(f"{self._path}: {error}") from error

@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
-#: Errors of a full disk.
-FULL = (errno.ENOSPC, errno.EDQUOT)
-#: Maximum number of buffers that the kernel takes in one call.
 #: No link is followed, and no FIFO waited for.
 _OWN = os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+#: Maximum number of buffers that the kernel takes in one call.
 PARTS_MAX = 512
 #: The unit in which a disk can or cannot read.
 SECTOR_BYTES = 4096

@@ -32,12 +32,13 @@ from pathlib import Path
 from typing import TypeVar
 from zlib import crc32
 
+from persistence.errors import FULL
 from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged
 from persistence.streams.compression import NONE
 from persistence.streams.deduplication_file import Keeper, NamedBatch, NamesFile
-from persistence.streams.files import FULL, Files
+from persistence.streams.files import Files
 from persistence.streams.index import Entry
 from persistence.streams.mending import Mending
 from persistence.streams.opening import Opening

@@ -11,10 +11,11 @@ import logging
 from itertools import pairwise
 from pathlib import Path
 
+from persistence.errors import FULL
 from persistence.streams import batch as batches
 from persistence.streams import index
 from persistence.streams.batch import HEAD_BYTES, Damaged, Head
-from persistence.streams.files import FULL, Files
+from persistence.streams.files import Files
 from persistence.streams.index import Entry
 from persistence.streams.segment import INDEX, NEW, SEGMENT, Lost, Segment, Where, Writing, spaced
 from persistence.streams.segment_files import SegmentFiles

@@ -18,13 +18,13 @@ import trio
 from outcome import Error, Outcome, Value, capture
 
 from persistence.environment import STREAMS
-from persistence.errors import CommitFailed
+from persistence.errors import FULL, CommitFailed
 from persistence.loop_calls import to_this_loop
 from persistence.own_process import SHORT
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
 from persistence.streams.deduplication_file import Keeper
-from persistence.streams.files import FULL, DiskFiles, Files
+from persistence.streams.files import DiskFiles, Files
 from persistence.streams.log import StreamLog
 from persistence.worker import Worker
 

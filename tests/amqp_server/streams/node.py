@@ -14,11 +14,11 @@ from amqp_server.broker.recovery import recovery
 from amqp_server.config import Config
 from amqp_server.streams.local_host import StreamHost, StreamOptions, StreamServices
 from amqp_server.wire import content, frames
+from persistence.errors import FULL
 from persistence.journal import Journal
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
 from persistence.streams.deduplication_file import Keeper
-from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
 from quorum_queue.local_host import NodeServices
 from tests.amqp_server.connection.node import Delivery, Marks, MemoryNode, Peer, make_broker

@@ -36,11 +36,11 @@ from amqp_server.streams.tiers.remotes import Remotes
 from amqp_server.turn import Turn
 from persistence.commits.layer import Layer
 from persistence.commits.stepped import SteppedCommit
+from persistence.errors import FULL
 from persistence.journal import Journal
 from persistence.streams.compaction import Throttle
 from persistence.streams.compression import NONE
 from persistence.streams.deduplication_file import Keeper
-from persistence.streams.files import FULL
 from persistence.streams.log import StreamLog
 from persistence.streams.remote.objects import Objects
 from persistence.streams.remote.table import Job
